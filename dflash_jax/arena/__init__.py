@@ -1,0 +1,1 @@
+"""Preallocated, donated arenas and the only code that writes into them."""

@@ -1,0 +1,1 @@
+"""The round: draft, verify, accept, as pure functions and compiled programs."""

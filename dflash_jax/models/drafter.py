@@ -1,0 +1,125 @@
+"""The DFlash drafter: a small stack of blocks whose keys and values include the target's features.
+
+Context keys and values are per-layer projections of hidden_norm(fc(features)); the block (anchor +
+masks) attends to context and to itself, both ways, and nothing of it is ever stored. Embedding and
+head are borrowed from the target. Source: DFlash (2602.06036) and its published checkpoints.
+"""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from dflash_jax.config import DrafterConfig
+from dflash_jax.models.attention import KeyValues, Part, pass_mask, prefix_mask
+from dflash_jax.models.block import Block
+from dflash_jax.models.layers import Linear, RMSNorm, embed_ids, unembed
+from dflash_jax.models.rotary import rotations
+
+
+class DFlashDrafter(nnx.Module):
+    """A block-diffusion drafter with the tensor names of the published z-lab layout."""
+
+    def __init__(self, config: DrafterConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.config = config
+        taps = len(config.target_layer_ids) * config.target_hidden_size
+        self.fc = Linear(taps, config.hidden_size, dtype=dtype, rngs=rngs)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.layers = nnx.List(
+            Block(
+                size=config.hidden_size,
+                inner=config.intermediate_size,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_dim=config.head_dim,
+                qkv_bias=config.attention_bias,
+                o_bias=config.attention_bias,
+                mlp_bias=False,
+                qk_norm=True,
+                eps=config.rms_norm_eps,
+                dtype=dtype,
+                rngs=rngs,
+            )
+            for _ in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+
+    def context_kv(
+        self, features: Float[Array, "b t ae"], positions: Int[Array, "b t"]
+    ) -> tuple[KeyValues, ...]:
+        """Context keys and values of every layer for tokens at slot-local `positions`.
+
+        K and V are projections of hidden_norm(fc(features)) by this layer's own k/v weights; keys
+        are normed and rotated; no input norm is applied (dflash-v1 convention).
+        """
+        h = self.hidden_norm(self.fc(features))
+        cos, sin = rotations(self.config.rope, self.config.head_dim, positions)
+        return tuple(layer.self_attn.key_values(h, cos, sin) for layer in self.layers)
+
+    def block_hidden(
+        self,
+        embeddings: Float[Array, "b w e"],
+        positions: Int[Array, "b w"],
+        context: Sequence[KeyValues],
+        context_masks: Sequence[Bool[Array, "#b #w s"]],
+        block_masks: Sequence[Bool[Array, "#b w w"]],
+    ) -> Float[Array, "b w e"]:
+        """Hidden states of block slots after the final norm; masks are one a layer."""
+        cos, sin = rotations(self.config.rope, self.config.head_dim, positions)
+        x = embeddings
+        for layer, rows, seen, among in zip(
+            self.layers, context, context_masks, block_masks, strict=True
+        ):
+            x, _ = layer(x, cos, sin, [Part(rows.keys, rows.values, seen)], among)
+        return self.norm(x)
+
+    def masks(
+        self, lengths: Int[Array, " b"], capacity: int, positions: Int[Array, "b w"]
+    ) -> tuple[list[Bool[Array, "b #w s"]], list[Bool[Array, "1 w w"]]]:
+        """Context and block masks of every layer for blocks that follow `lengths` rows."""
+        windows, causal = self.config.windows, self.config.causal
+        context = [prefix_mask(lengths, capacity, positions, window) for window in windows]
+        width = positions.shape[1]
+        block = [
+            pass_mask(width, causal=c, window=w) for c, w in zip(causal, windows, strict=True)
+        ]
+        return context, block
+
+    def forward(
+        self,
+        features: Float[Array, "*b s ae"],
+        block_ids: Int[Array, "*b w"],
+        positions: Int[Array, "*b w"],
+        embed: Float[Array, "r e"],
+        head: Float[Array, "r e"],
+    ) -> tuple[Float[Array, "*b w e"], Float[Array, "*b w v"]]:
+        """Hidden states and logits of one block after a context of s tokens.
+
+        Args:
+            features: tapped target features of the s tokens right before the block.
+            block_ids: anchor and masks.
+            positions: positions of the block's slots; the context sits right before the first.
+            embed, head: the target's tables [v, e].
+
+        Slot 0 is the anchor: its logits are unused unless the drafter predicts from the anchor.
+        """
+        single = features.ndim == 2
+        rows = features[None] if single else features
+        ids = jnp.asarray(block_ids, jnp.int32).reshape(rows.shape[0], -1)
+        slots = jnp.asarray(positions, jnp.int32).reshape(rows.shape[0], -1)
+        size = rows.shape[1]
+        context_positions = slots[:, :1] - size + jnp.arange(size, dtype=jnp.int32)[None, :]
+        # Masks count from the context's first row, whatever its absolute position.
+        lengths = jnp.full((rows.shape[0],), size, jnp.int32)
+        seen, among = self.masks(lengths, size, slots - slots[:, :1] + size)
+        context = self.context_kv(rows, context_positions)
+        hidden = self.block_hidden(embed_ids(embed, ids), slots, context, seen, among)
+        logits = unembed(hidden, head, self.config.vocab_size)
+        return (hidden[0], logits[0]) if single else (hidden, logits)
+
+
+def build_drafter(config: DrafterConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> DFlashDrafter:
+    """A drafter with random weights; under `nnx.eval_shape` only its shapes."""
+    return DFlashDrafter(config, dtype=dtype, rngs=rngs)

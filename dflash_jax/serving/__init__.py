@@ -1,0 +1,1 @@
+"""Requests in, text out: slots, the engine's loop and `LLM`."""
