@@ -8,7 +8,7 @@ from the other is `planning/resolve.py`. Nothing here touches JAX or reads weigh
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -491,7 +491,8 @@ class ResolvedConfig:
     """What the engine reads: every number decided, nothing left to a default.
 
     `max_draft_len` is K, `verify_width` K + 1 (1 without a drafter) and `block_width` W the slots
-    that the drafter evaluates (0 without one).
+    that the drafter evaluates (0 without one). `read_piece` is how many positions of an arena row
+    attention reads at a time: a loop over what is filled (CPU), or the whole row at once (None).
     """
 
     target: TargetConfig
@@ -505,8 +506,8 @@ class ResolvedConfig:
     dtype: str
     attention: str
     draft_attention: str
+    read_piece: int | None
     mesh: Any
-    notes: Sequence[str] = ()
 
     @property
     def verify_width(self) -> int:

@@ -5,7 +5,6 @@ a cached part (arena rows) and the new part (their own pass), which are never co
 arena is read where it lies and block keys are never stored. Writing rows is `arena/`'s business.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,15 +13,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from dflash_jax.arena.rows import KeyValues
 from dflash_jax.models.layers import Linear, RMSNorm
 from dflash_jax.models.rotary import rotate
-
-
-class KeyValues(NamedTuple):
-    """Keys and values of one layer, [b, k, s, d] each; keys are normed and rotated."""
-
-    keys: Float[Array, "b k s d"]
-    values: Float[Array, "b k s d"]
 
 
 class Part(NamedTuple):
@@ -31,6 +24,27 @@ class Part(NamedTuple):
     keys: Float[Array, "b k s d"]
     values: Float[Array, "b k s d"]
     mask: Bool[Array, "#b #t s"]
+
+
+class CachedRows(NamedTuple):
+    """Rows of an arena, read in place: b consecutive slots, the first `lengths` positions of each.
+
+    Attributes:
+        keys, values: the whole arrays of one layer [n, k, s, d].
+        lengths: positions that count, int32 [b].
+        positions: of the queries, int32 [b, t]; read only under a window.
+        slot: first of the b slots, int32 []; None = 0.
+        window: keys at most this far back, the query's own position counted; None = all.
+        piece: positions read at a time; None = the whole row at once.
+    """
+
+    keys: Float[Array, "n k s d"]
+    values: Float[Array, "n k s d"]
+    lengths: Int[Array, " b"]
+    positions: Int[Array, "b t"]
+    slot: Int[Array, ""] | None
+    window: int | None
+    piece: int | None
 
 
 def prefix_mask(
@@ -54,42 +68,115 @@ def pass_mask(width: int, *, causal: bool, window: int | None) -> Bool[Array, "1
     return mask[None]
 
 
-def attend(q: Float[Array, "b t h d"], parts: Sequence[Part]) -> Float[Array, "b t h d"]:
-    """softmax(q k^T / sqrt(d)) v over all parts together; scores and softmax in float32.
+class Softmax(NamedTuple):
+    """A softmax-weighted sum in progress: running maximum, total weight and weighted values."""
 
-    Every query must see at least one key (a pass always sees itself), so that no row is empty.
+    top: Float[Array, "b k q 1"]
+    total: Float[Array, "b k q 1"]
+    mixed: Float[Array, "b k q d"]
+
+
+def attend(
+    q: Float[Array, "b t h d"], own: Part, cached: Part | CachedRows | None
+) -> Float[Array, "b t h d"]:
+    """softmax(q k^T / sqrt(d)) v over a pass's own keys and the cached ones; float32 inside.
+
+    Every query must see at least one key of its own pass (itself), so that no row is empty.
     """
     b, t, h, d = q.shape
-    kv_heads = parts[0].keys.shape[1]
+    kv_heads = own.keys.shape[1]
     grouped = q.reshape(b, t, kv_heads, h // kv_heads, d).transpose(0, 2, 3, 1, 4)
     grouped = grouped.reshape(b, kv_heads, -1, d)
-    scores = [_scores(grouped, part, t) for part in parts]
-    top = jnp.max(jnp.stack([jnp.max(s, axis=-1) for s in scores]), axis=0)[..., None]
-    weights = [jnp.exp(s - top) for s in scores]
-    total = sum(jnp.sum(w, axis=-1) for w in weights)
-    mixed = sum(
-        jnp.einsum(
-            "b k q s, b k s d -> b k q d",
-            w.astype(part.values.dtype),
-            part.values,
-            preferred_element_type=jnp.float32,
-        )
-        for w, part in zip(weights, parts, strict=True)
-    )
-    out = (mixed / total[..., None]).reshape(b, kv_heads, h // kv_heads, t, d)
+    scores = _scores(grouped, own.keys, own.mask)
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.exp(scores - top)
+    state = Softmax(top, jnp.sum(weights, axis=-1, keepdims=True), _mix(weights, own.values))
+    if isinstance(cached, CachedRows):
+        state = _fold_rows(state, grouped, cached)
+    elif cached is not None:
+        state = _fold(state, grouped, cached.keys, cached.values, cached.mask)
+    out = (state.mixed / state.total).reshape(b, kv_heads, h // kv_heads, t, d)
     return out.transpose(0, 3, 1, 2, 4).reshape(b, t, h, d).astype(q.dtype)
 
 
+def _fold_rows(
+    state: Softmax, grouped: Float[Array, "b k q d"], cached: CachedRows
+) -> Softmax:
+    """Reads as many pieces of the arena as the longest row needs, each where it lies.
+
+    Worked example: capacity 10, piece 4, length 9 -> pieces start at 0, 4 and min(8, 10 - 4) = 6;
+    the last masks rows below 8, which the second has counted.
+    """
+    capacity = cached.keys.shape[2]
+    piece = min(cached.piece or capacity, capacity)
+
+    def step(index: Array, state: Softmax) -> Softmax:
+        first = jnp.minimum(index * piece, capacity - piece)
+        rows = first + jnp.arange(piece, dtype=jnp.int32)[None, None, :]
+        mask = (rows >= index * piece) & (rows < cached.lengths[:, None, None])
+        if cached.window is not None:
+            mask = mask & (cached.positions[:, :, None] - rows < cached.window)
+        keys, values = (_read(array, cached, first, piece) for array in cached[:2])
+        return _fold(state, grouped, keys, values, mask)
+
+    if piece == capacity:
+        return step(jnp.int32(0), state)
+    pieces = (jnp.max(cached.lengths) + piece - 1) // piece
+    return jax.lax.fori_loop(0, pieces, step, state)
+
+
+def _read(
+    array: Float[Array, "n k s d"], cached: CachedRows, first: Int[Array, ""], piece: int
+) -> Float[Array, "b k p d"]:
+    _, kv_heads, capacity, d = array.shape
+    rows = cached.lengths.shape[0]
+    if piece == capacity and cached.slot is None:
+        return array[:rows]
+    slot = jnp.int32(0) if cached.slot is None else cached.slot
+    zero = jnp.int32(0)
+    return jax.lax.dynamic_slice(array, (slot, zero, first, zero), (rows, kv_heads, piece, d))
+
+
+def _fold(
+    state: Softmax,
+    grouped: Float[Array, "b k q d"],
+    keys: Float[Array, "b k s d"],
+    values: Float[Array, "b k s d"],
+    mask: Bool[Array, "#b #t s"],
+) -> Softmax:
+    """Adds more keys; a wholly masked piece adds weight 0 exactly."""
+    scores = _scores(grouped, keys, mask)
+    top = jnp.maximum(state.top, jnp.max(scores, axis=-1, keepdims=True))
+    kept, weights = jnp.exp(state.top - top), jnp.exp(scores - top)
+    total = state.total * kept + jnp.sum(weights, axis=-1, keepdims=True)
+    return Softmax(top, total, state.mixed * kept + _mix(weights, values))
+
+
+def _mix(
+    weights: Float[Array, "b k q s"], values: Float[Array, "b k s d"]
+) -> Float[Array, "b k q d"]:
+    return jnp.einsum(
+        "b k q s, b k s d -> b k q d",
+        weights.astype(values.dtype),
+        values,
+        preferred_element_type=jnp.float32,
+    )
+
+
 def _scores(
-    grouped: Float[Array, "b k q d"], part: Part, width: int
+    grouped: Float[Array, "b k q d"],
+    keys: Float[Array, "b k s d"],
+    mask: Bool[Array, "#b #t s"],
 ) -> Float[Array, "b k q s"]:
+    """Scaled scores, -inf where masked; queries are t tokens of each of the group's heads."""
     b, k, q, d = grouped.shape
     scores = jnp.einsum(
-        "b k q d, b k s d -> b k q s", grouped, part.keys, preferred_element_type=jnp.float32
+        "b k q d, b k s d -> b k q s", grouped, keys, preferred_element_type=jnp.float32
     ) * jnp.float32(d**-0.5)
+    # A mask axis of 1 broadcasts: then any split of q gives the same result.
+    width = mask.shape[1]
     per_query = scores.reshape(b, k, q // width, width, -1)
-    masked = jnp.where(part.mask[:, None, None], per_query, -jnp.inf)
-    return masked.reshape(b, k, q, -1)
+    return jnp.where(mask[:, None, None], per_query, -jnp.inf).reshape(b, k, q, -1)
 
 
 class Attention(nnx.Module):

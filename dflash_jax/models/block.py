@@ -1,15 +1,14 @@
 """One pre-norm transformer block, shared by targets and drafter.
 
-attention(norm(x)) + x, then mlp(norm(x)) + x. What the queries see is handed in as parts.
+attention(norm(x)) + x, then mlp(norm(x)) + x. What the queries see is handed in.
 """
-
-from collections.abc import Sequence
 
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from dflash_jax.models.attention import Attention, KeyValues, Part, attend
+from dflash_jax.arena.rows import KeyValues
+from dflash_jax.models.attention import Attention, CachedRows, Part, attend
 from dflash_jax.models.layers import MLP, RMSNorm
 
 
@@ -53,7 +52,7 @@ class Block(nnx.Module):
         x: Float[Array, "b t e"],
         cos: Float[Array, "b t d2"],
         sin: Float[Array, "b t d2"],
-        cached: Sequence[Part],
+        cached: Part | CachedRows | None,
         mask: Array,
     ) -> tuple[Float[Array, "b t e"], KeyValues]:
         """The block's output and the new keys and values of this pass.
@@ -63,5 +62,6 @@ class Block(nnx.Module):
         normed = self.input_layernorm(x)
         new = self.self_attn.key_values(normed, cos, sin)
         q = self.self_attn.queries(normed, cos, sin)
-        x = x + self.self_attn.output(attend(q, [*cached, Part(new.keys, new.values, mask)]))
+        own = Part(new.keys, new.values, mask)
+        x = x + self.self_attn.output(attend(q, own, cached))
         return x + self.mlp(self.post_attention_layernorm(x)), new

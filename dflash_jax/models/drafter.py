@@ -12,8 +12,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from dflash_jax.arena.rows import ArenaRows, KeyValues
 from dflash_jax.config import DrafterConfig
-from dflash_jax.models.attention import KeyValues, Part, pass_mask, prefix_mask
+from dflash_jax.models.attention import CachedRows, Part, pass_mask, prefix_mask
 from dflash_jax.models.block import Block
 from dflash_jax.models.layers import Linear, RMSNorm, embed_ids, unembed
 from dflash_jax.models.rotary import rotations
@@ -67,25 +68,45 @@ class DFlashDrafter(nnx.Module):
         block_masks: Sequence[Bool[Array, "#b w w"]],
     ) -> Float[Array, "b w e"]:
         """Hidden states of block slots after the final norm; masks are one a layer."""
+        parts = [
+            Part(rows.keys, rows.values, seen)
+            for rows, seen in zip(context, context_masks, strict=True)
+        ]
+        return self._stack(embeddings, positions, parts, block_masks)
+
+    def block_hidden_cached(
+        self,
+        embeddings: Float[Array, "b w e"],
+        lengths: Int[Array, " b"],
+        context: ArenaRows,
+    ) -> Float[Array, "b w e"]:
+        """Hidden states of blocks that follow `lengths` rows of a context arena, read in place."""
+        width = embeddings.shape[1]
+        positions = lengths[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :]
+        parts = [
+            CachedRows(
+                rows.keys, rows.values, lengths, positions, context.slot, window, context.piece
+            )
+            for rows, window in zip(context.layers, self.config.windows, strict=True)
+        ]
+        return self._stack(embeddings, positions, parts, self.block_masks(width))
+
+    def _stack(
+        self,
+        x: Float[Array, "b w e"],
+        positions: Int[Array, "b w"],
+        context: Sequence[Part | CachedRows],
+        block_masks: Sequence[Bool[Array, "#b w w"]],
+    ) -> Float[Array, "b w e"]:
         cos, sin = rotations(self.config.rope, self.config.head_dim, positions)
-        x = embeddings
-        for layer, rows, seen, among in zip(
-            self.layers, context, context_masks, block_masks, strict=True
-        ):
-            x, _ = layer(x, cos, sin, [Part(rows.keys, rows.values, seen)], among)
+        for layer, part, among in zip(self.layers, context, block_masks, strict=True):
+            x, _ = layer(x, cos, sin, part, among)
         return self.norm(x)
 
-    def masks(
-        self, lengths: Int[Array, " b"], capacity: int, positions: Int[Array, "b w"]
-    ) -> tuple[list[Bool[Array, "b #w s"]], list[Bool[Array, "1 w w"]]]:
-        """Context and block masks of every layer for blocks that follow `lengths` rows."""
-        windows, causal = self.config.windows, self.config.causal
-        context = [prefix_mask(lengths, capacity, positions, window) for window in windows]
-        width = positions.shape[1]
-        block = [
-            pass_mask(width, causal=c, window=w) for c, w in zip(causal, windows, strict=True)
-        ]
-        return context, block
+    def block_masks(self, width: int) -> list[Bool[Array, "1 w w"]]:
+        """Which slots of a block see each other, for every layer."""
+        rules = zip(self.config.causal, self.config.windows, strict=True)
+        return [pass_mask(width, causal=causal, window=window) for causal, window in rules]
 
     def forward(
         self,
@@ -113,7 +134,9 @@ class DFlashDrafter(nnx.Module):
         context_positions = slots[:, :1] - size + jnp.arange(size, dtype=jnp.int32)[None, :]
         # Masks count from the context's first row, whatever its absolute position.
         lengths = jnp.full((rows.shape[0],), size, jnp.int32)
-        seen, among = self.masks(lengths, size, slots - slots[:, :1] + size)
+        local = slots - slots[:, :1] + size
+        seen = [prefix_mask(lengths, size, local, window) for window in self.config.windows]
+        among = self.block_masks(slots.shape[1])
         context = self.context_kv(rows, context_positions)
         hidden = self.block_hidden(embed_ids(embed, ids), slots, context, seen, among)
         logits = unembed(hidden, head, self.config.vocab_size)

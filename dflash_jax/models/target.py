@@ -12,9 +12,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from dflash_jax.arena.rows import ArenaRows, KeyValues
 from dflash_jax.config import TargetConfig
 from dflash_jax.errors import ConfigError
-from dflash_jax.models.attention import KeyValues, Part, pass_mask, prefix_mask
+from dflash_jax.models.attention import CachedRows, pass_mask
 from dflash_jax.models.block import Block
 from dflash_jax.models.layers import Embedding, RMSNorm, embed_ids, unembed
 from dflash_jax.models.rotary import rotations
@@ -64,10 +65,10 @@ class Target(nnx.Module):
         self,
         ids: Int[Array, "b t"],
         lengths: Int[Array, " b"],
-        cache: Sequence[KeyValues] | None,
+        cache: ArenaRows | None,
         layer_ids: Sequence[int],
     ) -> tuple[Float[Array, "b t e"], Float[Array, "b t ae"], tuple[KeyValues, ...]]:
-        """One causal pass of t tokens that follow `lengths` cached ones.
+        """One causal pass of t tokens that follow `lengths` cached ones (none without a cache).
 
         Returns the hidden states after the final norm, the features of `layer_ids` concatenated
         in that order, and the new keys and values of every layer. Nothing is written.
@@ -80,11 +81,12 @@ class Target(nnx.Module):
         for index, (layer, window) in enumerate(
             zip(self.layers, self.config.windows, strict=True)
         ):
-            cached = []
+            cached = None
             if cache is not None:
-                keys, values = cache[index]
-                mask = prefix_mask(lengths, keys.shape[2], positions, window)
-                cached = [Part(keys, values, mask)]
+                keys, values = cache.layers[index]
+                cached = CachedRows(
+                    keys, values, lengths, positions, cache.slot, window, cache.piece
+                )
             x, rows = layer(x, cos, sin, cached, pass_mask(width, causal=True, window=window))
             new.append(rows)
             if index in layer_ids:

@@ -1,0 +1,89 @@
+"""Byte formulas of the arenas: one place for the plan and for the allocation.
+
+Pure integer arithmetic, no JAX. The number that the planner prints is the `nbytes` of the arrays
+that `kv.py` and `context.py` allocate, to the byte; capacities come from here too.
+"""
+
+from dflash_jax.errors import ConfigError
+
+
+def kv_capacity(max_seq_len: int, verify_width: int) -> int:
+    """Positions of one `KVArena` row: the served length and one round that starts inside it."""
+    return max_seq_len + verify_width
+
+
+def context_capacity(
+    max_seq_len: int | None,
+    drafter_positions: int | None,
+    block_width: int,
+    *,
+    paged: bool = False,
+    page_size: int = 32,
+) -> int:
+    """Positions of one `ContextArena` row: min of what is known, plus the block, page-rounded.
+
+    A drafter made for a million positions and served at 49,152 is sized by 49,152.
+
+    Raises:
+        ConfigError: neither length is known.
+    """
+    known = [n for n in (max_seq_len, drafter_positions) if n is not None]
+    if not known:
+        raise ConfigError("neither max_seq_len nor the drafter's positions are known: set one")
+    capacity = min(known) + block_width
+    return -(-capacity // page_size) * page_size if paged else capacity
+
+
+def kv_heads_per_shard(num_kv_heads: int, shards: int) -> int:
+    """KV heads that one shard holds; the last shard may hold fewer."""
+    return -(-num_kv_heads // shards)
+
+
+def kv_arena_bytes(
+    *,
+    max_batch_size: int,
+    capacity: int,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype_bytes: int = 2,
+    kv_factor: int = 2,
+    shards: int = 1,
+) -> int:
+    """Bytes of a target arena on one shard: slots x K and V x layers x positions x heads x dim."""
+    heads = kv_heads_per_shard(num_kv_heads, shards)
+    return max_batch_size * kv_factor * num_layers * capacity * heads * head_dim * dtype_bytes
+
+
+def context_arena_bytes(
+    *,
+    max_batch_size: int,
+    max_context: int,
+    block_width: int,
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype_bytes: int = 2,
+    kv_factor: int = 2,
+    paged: bool = False,
+    page_size: int = 32,
+    shards: int = 1,
+    scratch_rows: int = 1,
+) -> int:
+    """Bytes of a drafter context arena on one shard.
+
+    (max_batch_size + scratch_rows) slots of max_context + block_width positions, page-rounded
+    where `paged`. This engine drops dead writes and allocates with `scratch_rows=0`.
+    """
+    return kv_arena_bytes(
+        max_batch_size=max_batch_size + scratch_rows,
+        capacity=context_capacity(
+            max_context, None, block_width, paged=paged, page_size=page_size
+        ),
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype_bytes=dtype_bytes,
+        kv_factor=kv_factor,
+        shards=shards,
+    )

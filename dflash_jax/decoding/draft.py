@@ -1,0 +1,111 @@
+"""Drafting methods: the `Drafter` protocol, its `Proposal`, and DFlash itself.
+
+A method lives inside the compiled round: it proposes from its own arena and takes in what the
+round committed. Another method is another class here with the same three members.
+"""
+
+from typing import NamedTuple, Protocol
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from dflash_jax.arena.context import ContextArena, append_context, can_draft, open_context_slots
+from dflash_jax.arena.rows import ArenaRows, slot_lengths
+from dflash_jax.decoding.sampling import greedy_tokens
+from dflash_jax.models.drafter import DFlashDrafter
+from dflash_jax.models.layers import embed_ids, unembed
+from dflash_jax.models.target import Target
+
+
+class Proposal(NamedTuple):
+    """Drafts of one round.
+
+    Attributes:
+        tokens: proposed ids [b, K]; from `count` on, filler that never matches.
+        count: proposals of each row, 0 … K; 0 means "did not draft", not "drafted id 0".
+        log_q: log-probability the drafts were drawn with [b, K, v], or None for argmax drafts,
+            which are accepted by equality with the target's own draw.
+    """
+
+    tokens: Int[Array, "b K"]
+    count: Int[Array, " b"]
+    log_q: Float[Array, "b K v"] | None
+
+
+class Drafter(Protocol):
+    """A drafting method as the compiled round sees it. `layer_ids` are the taps it needs."""
+
+    layer_ids: tuple[int, ...]
+    draft_len: int
+
+    def propose(
+        self, arena: ContextArena, slots: Int[Array, " b"], anchors: Int[Array, " b"]
+    ) -> Proposal:
+        """Drafts for the given rows; rows that are dead or may not draft get count 0."""
+        ...
+
+    def absorb(
+        self,
+        arena: ContextArena,
+        slots: Int[Array, " b"],
+        features: Float[Array, "b t ae"],
+        counts: Int[Array, " b"],
+    ) -> ContextArena:
+        """Takes in the features of the first `counts` tokens of a pass."""
+        ...
+
+    def open_slots(
+        self, arena: ContextArena, slots: Int[Array, " b"], fresh: Array
+    ) -> ContextArena:
+        """Forgets what freshly taken slots held."""
+        ...
+
+
+class BlockDrafter:
+    """DFlash: one pass over [anchor, mask × (W - 1)] proposes all K tokens by argmax."""
+
+    def __init__(self, model: DFlashDrafter, target: Target, draft_len: int, piece: int | None):
+        self.model = model
+        self.target = target
+        self.draft_len = draft_len
+        self.piece = piece
+        self.layer_ids = model.config.target_layer_ids
+        self.block_width = model.config.block_width(draft_len)
+
+    def propose(
+        self, arena: ContextArena, slots: Int[Array, " b"], anchors: Int[Array, " b"]
+    ) -> Proposal:
+        config, width = self.model.config, self.block_width
+        masks = jnp.full((anchors.shape[0], width - 1), config.mask_token_id, jnp.int32)
+        ids = jnp.concatenate([anchors[:, None], masks], axis=1)
+        lengths = slot_lengths(arena.lengths, slots)
+        embeddings = embed_ids(self.target.embedding, ids)
+        context = ArenaRows(arena.layers, None, self.piece)
+        hidden = self.model.block_hidden_cached(embeddings, lengths, context)
+        # Slot 0 is the anchor and predicts nothing, unless the drafter was trained to.
+        drafted = hidden[:, width - self.draft_len :]
+        tokens = greedy_tokens(
+            unembed(drafted, self.target.head, self.target.config.vocab_size)
+        )
+        alive = (slots < arena.lengths.shape[0]) & can_draft(arena, slots, width)
+        return Proposal(tokens, jnp.where(alive, self.draft_len, 0).astype(jnp.int32), None)
+
+    def absorb(
+        self,
+        arena: ContextArena,
+        slots: Int[Array, " b"],
+        features: Float[Array, "b t ae"],
+        counts: Int[Array, " b"],
+    ) -> ContextArena:
+        offsets = jnp.arange(features.shape[1], dtype=jnp.int32)[None, :]
+        return append_context(
+            arena,
+            slots,
+            lambda starts: self.model.context_kv(features, starts[:, None] + offsets),
+            counts,
+        )
+
+    def open_slots(
+        self, arena: ContextArena, slots: Int[Array, " b"], fresh: Array
+    ) -> ContextArena:
+        return open_context_slots(arena, slots, fresh)

@@ -1,0 +1,154 @@
+"""Every compiled program of an engine: its name, its function and its abstract arguments.
+
+Models enter as flat tuples of parameter leaves over a closed-over structure, so that a call costs
+no pytree work and no weight becomes a constant. State is donated. Nothing here allocates: programs
+are lowered from shapes alone.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from dflash_jax.arena.context import init_context_arena
+from dflash_jax.arena.kv import init_kv_arena
+from dflash_jax.config import ResolvedConfig
+from dflash_jax.decoding.draft import BlockDrafter, Drafter
+from dflash_jax.decoding.round import EngineState, Prompt, TokenState, decode_round, prefill_chunk
+from dflash_jax.models import DFlashDrafter, Target
+
+CHUNKS = (32, 128, 512, 2048)
+
+
+class Model(NamedTuple):
+    """A module split once: leaves go into calls, `rebuild(leaves)` makes the module in a trace."""
+
+    leaves: tuple[jax.Array, ...]
+    rebuild: Callable[[tuple[jax.Array, ...]], Any]
+
+
+class Program(NamedTuple):
+    """One program, ready to lower: `jax.jit(function, donate_argnums=(2,)).lower(*arguments)`."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+def split_model(module: Target | DFlashDrafter | None) -> Model:
+    """Flat leaves of a module and how to put them back; nothing for None."""
+    if module is None:
+        return Model((), lambda leaves: None)
+    graph, params = nnx.split(module)
+    leaves, tree = jax.tree.flatten(params)
+
+    def rebuild(flat: tuple[jax.Array, ...]) -> Any:
+        return nnx.merge(graph, jax.tree.unflatten(tree, flat))
+
+    return Model(tuple(leaves), rebuild)
+
+
+def row_buckets(max_batch_size: int) -> tuple[int, ...]:
+    """Row counts that rounds are compiled for: 1, 2, 4, … and the whole batch."""
+    sizes = [1 << i for i in range(max_batch_size.bit_length()) if 1 << i < max_batch_size]
+    return (*sizes, max_batch_size)
+
+
+def chunk_buckets(max_seq_len: int, max_num_tokens: int) -> tuple[int, ...]:
+    """Chunk lengths that prefill is compiled for; the longest bounds a chunk."""
+    longest = min(max_seq_len, max_num_tokens, CHUNKS[-1])
+    return (*(size for size in CHUNKS if size < longest), longest)
+
+
+def init_state(config: ResolvedConfig) -> EngineState:
+    """Arenas and token state of an engine, zero-filled, all lengths 0."""
+    slots = config.max_batch_size
+    dtype = jnp.dtype(config.dtype)
+    return EngineState(
+        kv=init_kv_arena(config, dtype),
+        context=init_context_arena(config, dtype) if config.speculation == "dflash" else None,
+        tokens=TokenState(
+            anchors=jnp.zeros((slots,), jnp.int32),
+            temperatures=jnp.zeros((slots,), jnp.float32),
+            seeds=jnp.zeros((slots,), jnp.uint32),
+        ),
+    )
+
+
+def list_programs(config: ResolvedConfig, target: Model, drafter: Model) -> Iterator[Program]:
+    """All programs of a configuration, named `prefill-T` and `round-B-greedy|sampled`."""
+    state = jax.eval_shape(lambda: init_state(config))
+    leaves = (_shapes(target.leaves), _shapes(drafter.leaves), state)
+    for size in chunk_buckets(config.max_seq_len, config.max_num_tokens):
+        yield Program(
+            f"prefill-{size}",
+            _prefill_function(config, target, drafter),
+            (*leaves, _prompt_shapes(size)),
+        )
+    for rows in row_buckets(config.max_batch_size):
+        for sampled in (False, True):
+            yield Program(
+                f"round-{rows}-{'sampled' if sampled else 'greedy'}",
+                _round_function(config, target, drafter, sampled),
+                (*leaves, jax.ShapeDtypeStruct((rows,), jnp.bool_)),
+            )
+
+
+def compile_program(program: Program) -> jax.stages.Compiled:
+    """Compiles ahead of time with the state donated, so that arenas are updated in place."""
+    return jax.jit(program.function, donate_argnums=(2,)).lower(*program.arguments).compile()
+
+
+def _shapes(leaves: tuple[jax.Array, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return tuple(
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+        for leaf in leaves
+    )
+
+
+def _prompt_shapes(size: int) -> Prompt:
+    def row(dtype: Any, *axes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((1, *axes), dtype)
+
+    return Prompt(
+        slots=row(jnp.int32),
+        ids=row(jnp.int32, size),
+        counts=row(jnp.int32),
+        fresh=row(jnp.bool_),
+        temperatures=row(jnp.float32),
+        seeds=row(jnp.uint32),
+    )
+
+
+def _method(
+    config: ResolvedConfig, target: Target, drafter: DFlashDrafter | None
+) -> Drafter | None:
+    if drafter is None or config.speculation != "dflash":
+        return None
+    return BlockDrafter(drafter, target, config.max_draft_len, config.read_piece)
+
+
+def _prefill_function(
+    config: ResolvedConfig, target: Model, drafter: Model
+) -> Callable[..., Any]:
+    def prefill(target_leaves, drafter_leaves, state, prompt):
+        model = target.rebuild(target_leaves)
+        method = _method(config, model, drafter.rebuild(drafter_leaves))
+        return prefill_chunk(model, method, state, prompt, piece=config.read_piece)
+
+    return prefill
+
+
+def _round_function(
+    config: ResolvedConfig, target: Model, drafter: Model, sampled: bool
+) -> Callable[..., Any]:
+    def round_(target_leaves, drafter_leaves, state, active):
+        model = target.rebuild(target_leaves)
+        method = _method(config, model, drafter.rebuild(drafter_leaves))
+        return decode_round(
+            model, method, state, active, sampled=sampled, piece=config.read_piece
+        )
+
+    return round_

@@ -1,0 +1,132 @@
+"""The checks on a configuration, each a pure function from records to a finding or None.
+
+A finding is one sentence: the number, what would be right, which option to change. `resolve.py`
+runs them all and raises once with the whole list; nothing here raises, loads or asks a device.
+"""
+
+from dflash_jax.config import DrafterConfig, ServeConfig, TargetConfig
+
+
+def wrong_pair(target: TargetConfig, drafter: DrafterConfig) -> list[str]:
+    """What shows that a drafter was made for another target."""
+    depth, findings = target.num_hidden_layers, []
+    if drafter.num_target_layers not in (None, depth):
+        findings.append(
+            f"the drafter was made for a target of {drafter.num_target_layers} layers and this one "
+            f"has {depth}: choose the drafter of this target"
+        )
+    if max(drafter.target_layer_ids) >= depth:
+        findings.append(
+            f"the drafter taps block {max(drafter.target_layer_ids)} and the target's blocks are 0 "
+            f"to {depth - 1}: choose the drafter of this target"
+        )
+    for name, theirs in (
+        ("target_hidden_size", drafter.target_hidden_size),
+        ("hidden_size", drafter.hidden_size),
+    ):
+        if theirs != target.hidden_size:
+            findings.append(
+                f"the drafter's {name} is {theirs} and the target's width is "
+                f"{target.hidden_size}: it borrows the target's embedding and head, so both must "
+                "be equal"
+            )
+    return findings
+
+
+def wrong_vocabulary(
+    target: TargetConfig, drafter: DrafterConfig, target_rows: int | None = None
+) -> list[str]:
+    """Ids that the two do not share; sizes that differ only in padding are fine.
+
+    Args:
+        target_rows: rows of the target's embedding where the files tell (padding included).
+    """
+    rows = max(target_rows or 0, target.vocab_size)
+    findings = []
+    if drafter.mask_token_id >= rows:
+        findings.append(
+            f"the drafter's mask_token_id {drafter.mask_token_id} has no row in the target's "
+            f"embedding of {rows}: choose the drafter of this target"
+        )
+    # Published pairs pad to a multiple of at most 1024; more apart is another vocabulary.
+    if abs(drafter.vocab_size - target.vocab_size) >= 1024:
+        findings.append(
+            f"the drafter's vocabulary has {drafter.vocab_size} ids and the target's "
+            f"{target.vocab_size}: choose the drafter of this target"
+        )
+    return findings
+
+
+def draft_len_above_trained(max_draft_len: int, drafter: DrafterConfig) -> str | None:
+    """A block wider than the trained one has slots that were never trained."""
+    trained = drafter.trained_draft_len
+    if max_draft_len <= trained:
+        return None
+    return (
+        f"max_draft_len={max_draft_len} is above the drafter's trained width: its blocks of "
+        f"{drafter.block_size} give at most {trained} drafts; set max_draft_len <= {trained}"
+    )
+
+
+def beyond_positions(max_seq_len: int, target: TargetConfig) -> str | None:
+    """A served length that the target's positions do not cover."""
+    if max_seq_len <= target.max_position_embeddings:
+        return None
+    return (
+        f"max_seq_len={max_seq_len} is beyond the target's {target.max_position_embeddings} "
+        "positions: lower max_seq_len or set rope_scaling to extend them"
+    )
+
+
+def token_budget(max_batch_size: int, max_draft_len: int, max_num_tokens: int) -> str | None:
+    """Every decoding row feeds 1 + K tokens to the target per step; equality is fine."""
+    width = 1 + max_draft_len
+    need = max_batch_size * width
+    if need <= max_num_tokens:
+        return None
+    rows = max_num_tokens // width
+    smaller = f"max_batch_size <= {rows}" if rows else "a smaller max_draft_len (no batch fits)"
+    return (
+        f"max_batch_size={max_batch_size} rows of 1 + {max_draft_len} tokens need {need} tokens a "
+        f"step and max_num_tokens is {max_num_tokens}: set max_num_tokens >= {need} or {smaller}"
+    )
+
+
+# Options whose other values later builds will have; refused, never ignored.
+_BUILT: dict[str, tuple[object, ...]] = {
+    "speculation": (None, "dflash", "none"),
+    "adaptive": (False,),
+    "kv_layout": ("contiguous",),
+    "context_store": ("arena",),
+    "attention": ("auto", "xla"),
+    "draft_attention": ("auto", "xla"),
+    "allocation_order": ("arena_first",),
+    "kv_max_tokens": (None,),
+    "kv_max_bytes": (None,),
+    "device_memory": (None,),
+    "headroom": ("measured",),
+    "allow_token_limited": (False,),
+    "rounds_per_step": (1,),
+}
+
+
+def not_built(config: ServeConfig) -> list[str]:
+    """Options that this build cannot honour."""
+    return [
+        f"{name}={getattr(config, name)!r} is not available in this build: use "
+        f"{' or '.join(repr(value) for value in built)}"
+        for name, built in _BUILT.items()
+        if getattr(config, name) not in built
+    ]
+
+
+def bad_numbers(config: ServeConfig) -> list[str]:
+    """Sizes that are not whole numbers of at least 1."""
+    names = ("max_seq_len", "max_batch_size", "max_num_tokens", "max_draft_len", "page_size")
+    values = {name: getattr(config, name) for name in names}
+    return [
+        f"{name}={value!r}: a whole number >= 1 is needed"
+        for name, value in values.items()
+        if value is not None
+        and (isinstance(value, bool) or not isinstance(value, int) or value < 1)
+    ]
