@@ -1,9 +1,11 @@
 """`ServeConfig` -> `ResolvedConfig`: every number decided, or refused with the whole list at once.
 
-Reads records only; no file, no device memory, no JAX backend beyond the platform's name that the
-caller passes. The rules themselves stand in `rules.py`.
+Reads records only: no file, no device. `resolve` decides all that does not depend on the machine, so
+that a refusal comes before JAX starts a backend; `on_platform` adds what does. The rules themselves
+stand in `rules.py`.
 """
 
+import dataclasses
 import logging
 
 from dflash_jax.config import DrafterConfig, ResolvedConfig, ServeConfig, TargetConfig
@@ -22,12 +24,8 @@ def resolve(
     config: ServeConfig,
     target: TargetConfig,
     drafter: DrafterConfig | None,
-    platform: str,
 ) -> ResolvedConfig:
-    """Decides every option that the user left open.
-
-    Args:
-        platform: "cpu", "gpu" …: where it will run; decides the dtype.
+    """Decides every option that the user left open, the dtype excepted (see `on_platform`).
 
     Raises:
         ConfigError: what the options, the target and the drafter do not allow, all at once.
@@ -56,11 +54,10 @@ def resolve(
         max_num_tokens=num_tokens,
         max_draft_len=draft_len,
         block_width=active.block_width(draft_len) if active is not None else 0,
-        dtype=_dtype(config, platform),
+        dtype=config.dtype,
         attention="xla",
         draft_attention="xla",
-        # On a GPU the loop's trip count would be read back by the host at every layer.
-        read_piece=CPU_READ_PIECE if platform == "cpu" else None,
+        read_piece=None,
         mesh=config.mesh,
     )
 
@@ -129,9 +126,17 @@ def _batch_size(
     return batch
 
 
-def _dtype(config: ServeConfig, platform: str) -> str:
-    if config.dtype != "auto":
-        return config.dtype
-    return "float32" if platform == "cpu" else "bfloat16"
+def on_platform(config: ResolvedConfig, serve: ServeConfig, platform: str) -> ResolvedConfig:
+    """Adds what the platform decides: the dtype and how attention reads the arena.
 
-
+    Args:
+        platform: "cpu", "gpu", …
+    """
+    cpu = platform == "cpu"
+    wanted = serve.dtype
+    return dataclasses.replace(
+        config,
+        dtype=("float32" if cpu else "bfloat16") if wanted == "auto" else wanted,
+        # On a GPU the loop's trip count would be read back by the host at every layer.
+        read_piece=CPU_READ_PIECE if cpu else None,
+    )

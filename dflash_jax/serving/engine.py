@@ -1,0 +1,125 @@
+"""The engine: compiled programs, the state they donate, and the two calls that move it on.
+
+`prefill` runs a prompt into a slot, chunk by chunk; `round` advances the leading slots by one
+round with a single device-to-host read. Who is in which slot is `batch.py`'s business. All programs
+are compiled at start; compiles after that are counted.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+
+from dflash_jax.config import ResolvedConfig
+from dflash_jax.decoding.programs import (
+    Program,
+    chunk_buckets,
+    compile_program,
+    init_state,
+    list_programs,
+    row_buckets,
+    split_model,
+)
+from dflash_jax.decoding.round import EngineState, Prompt, RoundReport
+from dflash_jax.models import DFlashDrafter, Target
+from dflash_jax.serving.compiles import CompileCounter
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+
+
+class Engine:
+    """Target, drafter and arenas behind two calls; not safe for use by two threads at once."""
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        target: Target,
+        drafter: DFlashDrafter | None,
+        *,
+        progress: Progress | None = None,
+    ):
+        self.config = config
+        self._target, self._drafter = split_model(target), split_model(drafter)
+        programs = list(list_programs(config, self._target, self._drafter))
+        self.programs: dict[str, jax.stages.Compiled] = dict(_compile_all(programs, progress))
+        # Zero-filled by a compiled program like all others, so that start-up compiles end here.
+        self.state: EngineState = jax.jit(lambda: init_state(config))()
+        self._chunks = chunk_buckets(config.max_seq_len, config.max_num_tokens)
+        self._rows = row_buckets(config.max_batch_size)
+        self._warm_up()
+        self.compiles = CompileCounter()
+
+    def prefill(self, slot: int, ids: Sequence[int], *, temperature: float, seed: int) -> int:
+        """Runs a prompt into a fresh slot and returns the token after it, which is the anchor."""
+        chosen = None
+        for start, chunk, size in _chunks(ids, self._chunks):
+            padded = np.zeros((1, size), np.int32)
+            padded[0, : len(chunk)] = chunk
+            prompt = Prompt(
+                slots=np.array([slot], np.int32),
+                ids=padded,
+                counts=np.array([len(chunk)], np.int32),
+                fresh=np.array([start == 0]),
+                temperatures=np.array([temperature], np.float32),
+                seeds=np.array([seed], np.uint32),
+            )
+            chosen = self._call(f"prefill-{size}", prompt)
+        return int(np.asarray(chosen)[0])
+
+    def round(self, active: Sequence[bool], *, sampled: bool) -> RoundReport:
+        """Advances the active ones of the leading slots; rows beyond the last one are not run."""
+        last = max(index for index, row in enumerate(active) if row) + 1
+        rows = next(size for size in self._rows if size >= last)
+        mask = np.zeros((rows,), bool)
+        mask[:last] = active[:last]
+        packed = self._call(f"round-{rows}-{'sampled' if sampled else 'greedy'}", mask)
+        return RoundReport.unpack(np.asarray(packed))
+
+    def _call(self, name: str, argument: Prompt | np.ndarray) -> jax.Array:
+        program = self.programs[name]
+        self.state, out = program(
+            self._target.leaves, self._drafter.leaves, self.state, argument
+        )
+        return out
+
+    def _warm_up(self) -> None:
+        """Calls every program once (first-call costs are not in compilation), then empties all."""
+        self.prefill(0, [0], temperature=0.0, seed=0)
+        for rows in self._rows:
+            idle = np.zeros((rows,), bool)
+            for variant in ("greedy", "sampled"):
+                jax.block_until_ready(self._call(f"round-{rows}-{variant}", idle))
+        empty = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.state.kv.lengths)
+        kv = self.state.kv._replace(lengths=jax.device_put(empty, self.state.kv.lengths.sharding))
+        context = self.state.context
+        if context is not None:
+            lengths = jax.device_put(empty.copy(), context.lengths.sharding)
+            context = context._replace(lengths=lengths)
+        self.state = self.state._replace(kv=kv, context=context)
+
+
+def _compile_all(
+    programs: Sequence[Program], progress: Progress | None
+) -> Iterator[tuple[str, jax.stages.Compiled]]:
+    """Lowers and compiles on as many threads as help; the compiler itself runs outside the lock."""
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        futures = {program.name: pool.submit(compile_program, program) for program in programs}
+        for done, (name, future) in enumerate(futures.items(), start=1):
+            compiled = future.result()
+            if progress is not None:
+                progress("compile", done, len(programs))
+            yield name, compiled
+
+
+def _chunks(
+    ids: Sequence[int], sizes: Sequence[int]
+) -> Iterator[tuple[int, Sequence[int], int]]:
+    """(start, tokens, padded length) of every chunk; never an empty one."""
+    longest = sizes[-1]
+    for start in range(0, len(ids), longest):
+        chunk = ids[start : start + longest]
+        yield start, chunk, next(size for size in sizes if size >= len(chunk))

@@ -1,0 +1,320 @@
+"""`LLM`: a target, a drafter and their engine behind `generate`, `stream` and `chat`.
+
+Orders the start: files and options are checked before JAX starts a backend, then weights load,
+programs compile, arenas are allocated. Requests are checked here, one by one, before they queue;
+what happens to them then is `batch.py`'s business.
+"""
+
+import dataclasses
+import logging
+import secrets
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from dflash_jax.arena.context import ContextArena
+from dflash_jax.arena.kv import KVArena
+from dflash_jax.config import DrafterConfig, ResolvedConfig, ServeConfig, TargetConfig
+from dflash_jax.errors import ConfigError, RequestError
+from dflash_jax.planning.resolve import on_platform, resolve
+from dflash_jax.serving.batch import Batch, LastRound, Row
+from dflash_jax.serving.engine import Engine, Progress
+from dflash_jax.serving.request import MAX_SEED, Completion, SamplingParams
+from dflash_jax.serving.text import TextStream, Tokenizer
+from dflash_jax.weights.hub import resolve_model
+from dflash_jax.weights.load import check_files, load_drafter, load_target
+
+logger = logging.getLogger(__name__)
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class Arenas(NamedTuple):
+    """The arenas as they are now; `context` is None without a drafter."""
+
+    kv: KVArena
+    context: ContextArena | None
+
+
+class LLM:
+    """Generates text from a target, speculated losslessly by a drafter.
+
+    Args:
+        target: a folder in Hugging Face layout, a hub id, or "demo".
+        drafter: the same; None decodes one token at a time through the same engine.
+        progress: called as (stage, done, total) while loading, compiling and generating.
+        **options: fields of `ServeConfig`.
+
+    Raises:
+        ConfigError, CheckpointError, DownloadError: before anything is compiled.
+    """
+
+    def __init__(
+        self,
+        target: str | Path,
+        drafter: str | Path | None = None,
+        *,
+        progress: Progress | None = None,
+        **options: Any,
+    ):
+        serve = _serve_config(options)
+        target_folder = resolve_model(target, kind="target")
+        drafter_folder = None if drafter is None else resolve_model(drafter, kind="drafter")
+        resolved = _resolve(serve, target_folder, drafter_folder)
+        self.tokenizer: Tokenizer | None = _tokenizer(target_folder)
+        _check_tokenizers(self.tokenizer, drafter_folder)
+        self.config: ResolvedConfig = on_platform(resolved, serve, jax.default_backend())
+        self._progress = progress
+        models = _load(self.config, target_folder, drafter_folder, progress)
+        self._engine = Engine(self.config, *models, progress=progress)
+        self._batch = Batch(self._engine)
+        known = self.tokenizer.eos_token_ids if self.tokenizer is not None else ()
+        self.eos_token_ids: tuple[int, ...] = tuple(
+            sorted({*self.config.target.eos_token_ids, *known})
+        )
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+    ) -> list[Completion]:
+        """Answers every prompt; a list in request order.
+
+        Args:
+            prompts: text or token ids, one or many.
+            params: one for all, or one each.
+
+        A request that cannot be served comes back as finish_reason "abort" with `error` set and
+        harms no other one; when none of the call's requests can be served, its error is raised.
+
+        Raises:
+            RequestError: no request of the call can be served, or `params` has another length.
+        """
+        listed = _listed(prompts)
+        many = [params] * len(listed) if isinstance(params, SamplingParams) else list(params)
+        if len(many) != len(listed):
+            raise RequestError(
+                f"{len(listed)} prompts came with {len(many)} SamplingParams: give one for all or "
+                "one each"
+            )
+        checked = [self._check(*pair) for pair in zip(listed, many, strict=True)]
+        refusals = [ids for ids in checked if isinstance(ids, RequestError)]
+        if refusals and len(refusals) == len(checked):
+            raise refusals[0]
+        rows = [
+            ids if isinstance(ids, RequestError) else self._submit(ids, one)
+            for ids, one in zip(checked, many, strict=True)
+        ]
+        self._run([row for row in rows if isinstance(row, Row)])
+        return [_refused(row) if isinstance(row, RequestError) else self._done(row) for row in rows]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+    ) -> list[Completion]:
+        """Answers one conversation or many; a list in request order.
+
+        Raises:
+            RequestError: the model has no chat template, or as `generate`.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self.generate([self.chat_ids(one) for one in conversations], params)  # type: ignore[arg-type]
+
+    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a conversation up to where the answer begins."""
+        if self.tokenizer is None:
+            raise RequestError("this target's folder has no tokenizer.json: give token ids")
+        return self.tokenizer.chat_ids(messages)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams = SamplingParams()
+    ) -> Generator[str, None, Completion]:
+        """Text pieces of one answer as they are committed; returns its `Completion` at the end.
+
+        Leaving the loop early frees the slot.
+
+        Raises:
+            RequestError: the request cannot be served, or the target has no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise RequestError("streaming text needs the target's tokenizer.json: use generate")
+        ids = self._check(prompt, params)
+        if isinstance(ids, RequestError):
+            raise ids
+        return self._stream(self._submit(ids, params), TextStream(self.tokenizer))
+
+    def _stream(self, row: Row, text: TextStream) -> Generator[str, None, Completion]:
+        try:
+            sent = 0
+            while row.finish_reason is None:
+                self._batch.step()
+                piece = text.push(row.token_ids[sent:])
+                sent = len(row.token_ids)
+                if piece:
+                    yield piece
+            if piece := text.finish():
+                yield piece
+            return self._done(row)
+        finally:
+            self._batch.cancel(row)
+
+    @property
+    def arenas(self) -> Arenas:
+        """The preallocated arenas, as the latest program left them; donated by the next call."""
+        return Arenas(self._engine.state.kv, self._engine.state.context)
+
+    @property
+    def programs(self) -> Mapping[str, jax.stages.Compiled]:
+        """The compiled programs by name."""
+        return self._engine.programs
+
+    @property
+    def compiles_in_service(self) -> int:
+        """Compilations since this engine was ready, by anything in the process; 0 is right."""
+        return self._engine.compiles.count
+
+    def last_round(self, slot: int) -> LastRound | None:
+        """The latest round of a slot, None before its first."""
+        return self._batch.last_rounds.get(slot)
+
+    def _check(self, prompt: Prompt, params: SamplingParams) -> list[int] | RequestError:
+        try:
+            params.check()
+            ids = self._encode(prompt)
+            _check_length(ids, params, self.config)
+        except RequestError as error:
+            return error
+        return ids
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError(
+                    "this target's folder has no tokenizer.json: give token ids instead of text"
+                )
+            return self.tokenizer.encode(prompt)
+        size = self.config.target.vocab_size
+        ids = list(prompt)
+        for token in ids:
+            if isinstance(token, (bool, float, str)) or not 0 <= token < size:
+                raise RequestError(
+                    f"token id {token!r} is outside the vocabulary: whole numbers from 0 to "
+                    f"{size - 1} are needed"
+                )
+        return [int(token) for token in ids]
+
+    def _submit(self, ids: list[int], params: SamplingParams) -> Row:
+        seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
+        return self._batch.submit(ids, params, seed, self.eos_token_ids)
+
+    def _run(self, rows: Sequence[Row]) -> None:
+        done = 0
+        try:
+            while done < len(rows):
+                self._batch.step()
+                finished = sum(row.finish_reason is not None for row in rows)
+                if self._progress is not None and finished != done:
+                    self._progress("generate", finished, len(rows))
+                done = finished
+        finally:
+            # Interrupted or failed: nothing of this call stays behind in a slot.
+            for row in rows:
+                self._batch.cancel(row)
+
+    def _done(self, row: Row) -> Completion:
+        text = "" if self.tokenizer is None else self.tokenizer.decode(row.token_ids)
+        answer = Completion(
+            text=text,
+            token_ids=row.token_ids,
+            finish_reason=row.finish_reason or "abort",
+            prompt_token_ids=row.prompt,
+            stats=row.stats,
+        )
+        answer.choices.append(answer)
+        return answer
+
+
+def _serve_config(options: Mapping[str, Any]) -> ServeConfig:
+    names = [field.name for field in dataclasses.fields(ServeConfig)]
+    unknown = [name for name in options if name not in names]
+    if unknown:
+        raise ConfigError(f"unknown option {', '.join(unknown)}; options: {', '.join(names)}")
+    return ServeConfig(**options)
+
+
+def _resolve(serve: ServeConfig, target: Path, drafter: Path | None) -> ResolvedConfig:
+    """Everything that files and options can tell; starts no backend."""
+    target_config = TargetConfig.from_folder(target)
+    drafter_config = None if drafter is None else DrafterConfig.from_folder(drafter)
+    resolved = resolve(serve, target_config, drafter_config)
+    check_files(target, "target")
+    if drafter is not None:
+        check_files(drafter, "drafter")
+    return resolved
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    return Tokenizer.from_folder(folder) if (folder / "tokenizer.json").is_file() else None
+
+
+def _check_tokenizers(target: Tokenizer | None, drafter: Path | None) -> None:
+    """A drafter that brings a tokenizer must number tokens as the target does."""
+    own = None if drafter is None else _tokenizer(drafter)
+    if target is None or own is None:
+        return
+    first = target.same_ids(own)
+    if first is not None:
+        raise ConfigError(
+            f"the drafter's tokenizer gives id {first} to {own.token(first)!r} and the target's to "
+            f"{target.token(first)!r}: choose the drafter of this target"
+        )
+
+
+def _load(
+    config: ResolvedConfig, target: Path, drafter: Path | None, progress: Progress | None
+) -> tuple[Any, Any]:
+    total = 2 if config.drafter is not None else 1
+    model = load_target(target, dtype=config.dtype, mesh=config.mesh)
+    # The config decides (rope override, served positions), the folder only brought the weights.
+    model.config = config.target
+    if progress is not None:
+        progress("load", 1, total)
+    if config.drafter is None or drafter is None:
+        return model, None
+    method = load_drafter(drafter, dtype=config.dtype, mesh=config.mesh)
+    if progress is not None:
+        progress("load", 2, total)
+    return model, method
+
+
+def _check_length(ids: Sequence[int], params: SamplingParams, config: ResolvedConfig) -> None:
+    if not ids:
+        raise RequestError("the prompt is empty: at least one token is needed")
+    total = len(ids) + params.max_tokens
+    if total > config.max_seq_len:
+        room = config.max_seq_len - len(ids)
+        remedy = f"max_tokens <= {room}" if room > 0 else "a shorter prompt"
+        raise RequestError(
+            f"{len(ids)} prompt tokens + max_tokens={params.max_tokens} = {total} is beyond the "
+            f"served length of {config.max_seq_len}: set {remedy}, or start with "
+            f"max_seq_len >= {total}"
+        )
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    first = prompts[0] if len(prompts) else ()
+    single = not isinstance(first, (str, Sequence)) and not hasattr(first, "__len__")
+    return [prompts] if single else list(prompts)  # type: ignore[list-item]
+
+
+def _refused(error: RequestError) -> Completion:
+    logger.warning("a request was refused: %s", error)
+    refused = Completion("", [], "abort", [], error=str(error))
+    refused.choices.append(refused)
+    return refused

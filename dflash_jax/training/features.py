@@ -1,0 +1,181 @@
+"""The target's features of a corpus, computed once and kept on disk in bfloat16.
+
+One feature shard a corpus shard: `features-00000.bin` (rows, memory-mapped when read) and
+`features-00000.npz` (ids, borders and what the rows were made with), which is written last, so that
+an interrupted shard has no index and is made again. Corpus shards are `corpus.py`'s.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from dflash_jax.errors import CheckpointError
+from dflash_jax.models import Target
+from dflash_jax.training.corpus import Answer, file_hash, read_shard, shard_paths
+from dflash_jax.training.documents import Document
+
+log = logging.getLogger(__name__)
+
+BFLOAT16 = np.dtype(jnp.bfloat16)
+# Sequences of one pass are padded to a multiple of this, so that few shapes are compiled.
+ROW_MULTIPLE = 64
+
+
+def feature_bytes(tokens: int, taps: int, width: int) -> int:
+    """Bytes on disk of the features of that many tokens: tokens x taps x width x 2."""
+    return tokens * taps * width * BFLOAT16.itemsize
+
+
+def cache_features(
+    target: Target,
+    corpus: Path,
+    folder: Path,
+    layer_ids: Sequence[int],
+    *,
+    batch_size: int = 16,
+) -> None:
+    """Computes the shards that `folder` lacks; logs their size before it starts.
+
+    A shard that was made from another corpus shard or with other layer ids is made again.
+
+    Raises:
+        CheckpointError: the corpus has no shard, or the disk is full (nothing half-written is
+            taken for whole afterwards).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [path for path in shard_paths(corpus)
+               if not _is_current(_index_path(folder, path), path, layer_ids)]
+    tokens = sum(len(a.prompt_ids) + len(a.answer_ids) for p in missing for a in read_shard(p))
+    size = feature_bytes(tokens, len(layer_ids), target.config.hidden_size)
+    log.info("features of %d tokens in %d shards: %.2f GB", tokens, len(missing), size / 1e9)
+    run = _compiled_pass(target, tuple(layer_ids))
+    for path in missing:
+        answers = list(read_shard(path))
+        made_from = {"corpus_sha256": file_hash(path), "layer_ids": list(layer_ids)}
+        write_shard(_index_path(folder, path), answers, made_from,
+                    _in_order(run, answers, batch_size))
+
+
+def read_features(folder: Path) -> list[Document]:
+    """Every document of every whole shard, features memory-mapped.
+
+    Raises:
+        CheckpointError: no shard, or a `.bin` whose size is not what its index says.
+    """
+    indexes = sorted(folder.glob("features-*.npz"))
+    if not indexes:
+        raise CheckpointError(f"{folder} has no features-*.npz: cache the features first")
+    return [document for index in indexes for document in _read_shard(index)]
+
+
+def write_shard(
+    index: Path,
+    answers: Sequence[Answer],
+    made_from: dict[str, Any],
+    features: Iterator[np.ndarray],
+) -> None:
+    """Writes one shard: rows first, index last, each under its name only when whole.
+
+    Raises:
+        CheckpointError: the disk is full; what was written so far is removed.
+    """
+    lengths = [len(a.prompt_ids) + len(a.answer_ids) for a in answers]
+    width = 0
+    partial = index.with_suffix(".bin.partial")
+    try:
+        with partial.open("wb") as file:
+            for length, rows in zip(lengths, features, strict=True):
+                width = rows.shape[1]
+                file.write(np.ascontiguousarray(rows[:length], BFLOAT16).view(np.uint16).data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(index.with_suffix(".bin"))
+        _write_index(index, answers, lengths, made_from | {"width": width})
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"{index.with_suffix('.bin')} could not be written ({error.strerror}): free "
+            f"{feature_bytes(sum(lengths), 1, width) / 1e9:.2f} GB or cache elsewhere"
+        ) from error
+
+
+def _write_index(
+    index: Path, answers: Sequence[Answer], lengths: list[int], made_from: dict[str, Any]
+) -> None:
+    partial = index.with_suffix(".npz.partial")
+    with partial.open("wb") as file:
+        np.savez(
+            file,
+            ids=np.concatenate([np.asarray(a.prompt_ids + a.answer_ids, np.int32) for a in answers]),
+            borders=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            answer_starts=np.asarray([len(a.prompt_ids) for a in answers], np.int32),
+            ended=np.asarray([a.finish_reason == "stop" for a in answers], bool),
+            made_from=np.asarray(json.dumps(made_from, sort_keys=True)),
+        )
+    partial.replace(index)
+
+
+def _index_path(folder: Path, corpus_shard: Path) -> Path:
+    number = corpus_shard.stem.rpartition("-")[2]
+    return folder / f"features-{number}.npz"
+
+
+def _is_current(index: Path, corpus_shard: Path, layer_ids: Sequence[int]) -> bool:
+    if not index.is_file():
+        return False
+    made_from = json.loads(str(np.load(index)["made_from"]))
+    wanted = {"corpus_sha256": file_hash(corpus_shard), "layer_ids": list(layer_ids)}
+    return wanted.items() <= made_from.items()
+
+
+def _read_shard(index: Path) -> list[Document]:
+    arrays = np.load(index)
+    ids, borders = arrays["ids"], arrays["borders"]
+    width = json.loads(str(arrays["made_from"]))["width"]
+    rows = index.with_suffix(".bin")
+    wanted = feature_bytes(len(ids), 1, width)
+    if not rows.is_file() or rows.stat().st_size != wanted:
+        size = rows.stat().st_size if rows.is_file() else 0
+        raise CheckpointError(
+            f"{rows} has {size} bytes, its index says {wanted}: remove both and cache again"
+        )
+    mapped = np.memmap(rows, np.uint16, "r", shape=(len(ids), width)).view(BFLOAT16)
+    return [
+        Document(ids[begin:end], int(start), bool(ended), mapped[begin:end])
+        for begin, end, start, ended in zip(
+            borders[:-1], borders[1:], arrays["answer_starts"], arrays["ended"], strict=True
+        )
+    ]
+
+
+def _compiled_pass(target: Target, layer_ids: tuple[int, ...]):
+    graph, state = nnx.split(target)
+
+    @jax.jit
+    def features(state: nnx.State, ids: jax.Array) -> jax.Array:
+        lengths = jnp.zeros((ids.shape[0],), jnp.int32)
+        rows = nnx.merge(graph, state).run(ids, lengths, None, layer_ids)[1]
+        return rows.astype(jnp.bfloat16)
+
+    return lambda ids: np.asarray(features(state, jnp.asarray(ids)))
+
+
+def _in_order(run, answers: Sequence[Answer], batch_size: int) -> Iterator[np.ndarray]:
+    """Features in the order of `answers`, computed in padded batches of neighbours."""
+    for begin in range(0, len(answers), batch_size):
+        group = answers[begin : begin + batch_size]
+        sequences = [a.prompt_ids + a.answer_ids for a in group]
+        rows = -(-max(map(len, sequences)) // ROW_MULTIPLE) * ROW_MULTIPLE
+        ids = np.zeros((batch_size, rows), np.int32)
+        for row, sequence in enumerate(sequences):
+            ids[row, : len(sequence)] = sequence
+        # Padding comes after the text and attention is causal, so it changes no kept row.
+        yield from run(ids)[: len(group)]

@@ -1,0 +1,65 @@
+"""Losses of a block's slots: cross-entropy per slot and the weights that combine them.
+
+Slots are counted k = 1 … K from the first prediction. Logits are float32. Nothing here knows how
+logits are made (`head.py`) or where labels come from (`blocks.py`).
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+# D-PACE smooths probabilities with this; 0.3 to 0.7 are reported stable (2605.18810).
+DPACE_ALPHA = 0.5
+
+
+def cross_entropy(
+    logits: Float[Array, "b m k c"], labels: Int[Array, "b m k"]
+) -> Float[Array, "b m k"]:
+    """-log softmax(logits)[label], float32."""
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def decay_weights(count: int, gamma: float) -> Float[Array, " k"]:
+    """w_k = exp(-(k-1)/gamma), k = 1 … count.
+
+    Source: DFlash, 2602.06036 appendix A.1 (gamma 4 for a trained block of 8).
+    """
+    return jnp.exp(-jnp.arange(count, dtype=jnp.float32) / gamma)
+
+
+def dpace_weights(
+    loss: Float[Array, "b m k"], scored: Bool[Array, "b m k"], alpha: float = DPACE_ALPHA
+) -> Float[Array, "b m k"]:
+    """w_j = sum_{i >= j} prod_{l <= i} q_l with q = (1 - alpha) exp(-CE) + alpha, no gradient.
+
+    The derivative of the expected accepted length with respect to log q_j: a slot counts as much
+    as the run behind it is worth. Unscored slots have q = 1. Source: D-PACE, 2605.18810.
+    """
+    q = jnp.where(scored, (1.0 - alpha) * jnp.exp(-loss) + alpha, 1.0)
+    reached = jnp.cumprod(q, axis=-1)
+    tail = jnp.flip(jnp.cumsum(jnp.flip(reached, axis=-1), axis=-1), axis=-1)
+    return jax.lax.stop_gradient(tail)
+
+
+def weighted_mean(
+    loss: Float[Array, "b m k"], weights: Float[Array, "#b #m k"], scored: Bool[Array, "b m k"]
+) -> Float[Array, ""]:
+    """sum(w CE) / sum(w) over scored slots; 0 (with zero gradients) when nothing is scored."""
+    kept = jnp.where(scored, jnp.broadcast_to(weights, scored.shape), 0.0)
+    total = jnp.sum(kept)
+    safe = jnp.where(total > 0, total, 1.0)
+    # The loss of an unscored slot is finite but means nothing; where() keeps it out of both passes.
+    return jnp.sum(kept * jnp.where(scored, loss, 0.0)) / safe
+
+
+def accepted_run(
+    logits: Float[Array, "b m k c"], labels: Int[Array, "b m k"], scored: Bool[Array, "b m k"]
+) -> Float[Array, "b m"]:
+    """1 + leading slots whose argmax is the label: what a greedy round would commit there.
+
+    Labels are the target's own greedy answer, so a match is an accepted draft. A run ends at the
+    first unscored slot (the end of the text). Padding blocks give 1.
+    """
+    matches = (jnp.argmax(logits, axis=-1) == labels) & scored
+    return 1.0 + jnp.sum(jnp.cumprod(matches.astype(jnp.float32), axis=-1), axis=-1)

@@ -1,0 +1,124 @@
+"""What a training run was asked for, in one frozen record, and the drafter's shape that follows.
+
+The record is stored with every checkpoint: a resume with other options is refused with the
+difference. Nothing here touches an array.
+"""
+
+import dataclasses
+from typing import Literal
+
+from dflash_jax.config import DrafterConfig, TargetConfig, layer_ids_by_rule
+from dflash_jax.errors import ConfigError, DFlashError
+
+
+class TrainingError(DFlashError, RuntimeError):
+    """Training cannot go on; the message names the step and the batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+    """One training run.
+
+    Attributes:
+        mask_token_id: id of the masked slots; one that never occurs in text. A checkpoint names
+            it, so it is asked for and never guessed.
+        num_layers, num_taps, block_size, intermediate_size: the drafter (None: the target's MLP).
+        init: "target" starts the layers from the target's last ones, "random" from noise.
+        steps: optimiser steps of the whole run.
+        documents_per_step, anchors_per_document: blocks of a step (a document with fewer eligible
+            anchors gives fewer).
+        optimizer: "adamw", or "muon" for matrices with AdamW for the rest.
+        learning_rate: peak, after a linear warm-up over `warmup` of the steps; cosine to 0. For
+            "muon" the rate of the matrices; the rest uses a tenth.
+        gamma: decay of the slot weights, in slots.
+        loss: "decayed" or "dpace" weights of the slots.
+        narrow_until, narrow_width: blocks have `narrow_width` slots before this share of the steps.
+        frequent, extra: candidate ids of the head's product (`head.py`); 0 frequent: all rows.
+        full_head_from: share of the steps after which every row of the head is used.
+        held_out: share of the documents, chosen by a hash of their ids, never trained on.
+        evaluate_every, save_every: steps.
+        seed: of everything random.
+    """
+
+    mask_token_id: int
+    num_layers: int = 3
+    num_taps: int = 5
+    block_size: int = 8
+    intermediate_size: int | None = None
+    init: Literal["target", "random"] = "target"
+    steps: int = 2000
+    documents_per_step: int = 8
+    anchors_per_document: int = 32
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    learning_rate: float = 1e-3
+    warmup: float = 0.04
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    gamma: float = 4.0
+    loss: Literal["decayed", "dpace"] = "decayed"
+    narrow_until: float = 0.0
+    narrow_width: int = 4
+    frequent: int = 6144
+    extra: int = 2048
+    full_head_from: float = 0.9
+    held_out: float = 0.03
+    evaluate_every: int = 200
+    save_every: int = 200
+    seed: int = 0
+
+    def width_at(self, step: int) -> int:
+        """Slots of a block at a step."""
+        narrow = step < self.narrow_until * self.steps
+        return min(self.narrow_width, self.block_size) if narrow else self.block_size
+
+    def full_head_at(self, step: int) -> bool:
+        """Whether a step uses every row of the head."""
+        return self.frequent == 0 or step >= self.full_head_from * self.steps
+
+
+def drafter_config(target: TargetConfig, options: TrainOptions) -> DrafterConfig:
+    """The drafter that `options` describe for a target: its widths, heads, rotary and positions.
+
+    Raises:
+        ConfigError: a mask id outside the vocabulary, more layers to start from than the target
+            has, a block without a slot to predict, or too shallow a target for the taps.
+    """
+    layers = options.num_layers
+    if not 0 <= options.mask_token_id < target.vocab_size:
+        raise ConfigError(
+            f"mask_token_id {options.mask_token_id} is outside the vocabulary of "
+            f"{target.vocab_size}: give a reserved id that text never holds"
+        )
+    if options.block_size < 2:
+        raise ConfigError(f"block_size {options.block_size}: at least 2, the anchor and one draft")
+    if layers > target.num_hidden_layers:
+        raise ConfigError(
+            f"num_layers {layers} is more than the target's {target.num_hidden_layers}"
+        )
+    taps = layer_ids_by_rule(target.num_hidden_layers, options.num_taps)
+    if len(set(taps)) != len(taps) or min(taps) < 0:
+        raise ConfigError(
+            f"num_taps {options.num_taps} gives the layer ids {list(taps)} for a target of "
+            f"{target.num_hidden_layers} layers: use fewer taps"
+        )
+    return DrafterConfig(
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        intermediate_size=options.intermediate_size or target.intermediate_size,
+        num_hidden_layers=layers,
+        num_attention_heads=target.num_attention_heads,
+        num_key_value_heads=target.num_key_value_heads,
+        head_dim=target.head_dim,
+        rms_norm_eps=target.rms_norm_eps,
+        max_position_embeddings=target.max_position_embeddings,
+        rope=target.rope,
+        windows=(None,) * layers,
+        causal=(False,) * layers,
+        attention_bias=False,
+        block_size=options.block_size,
+        target_layer_ids=taps,
+        mask_token_id=options.mask_token_id,
+        num_target_layers=target.num_hidden_layers,
+        target_hidden_size=target.hidden_size,
+        predicts_from_anchor=False,
+    )
