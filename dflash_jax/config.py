@@ -103,16 +103,21 @@ class RopeConfig:
             raise ConfigError(f"the {what} config has partial_rotary_factor={partial}: only 1.0")
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         original = raw.get("original_max_position_embeddings")
-        return cls._checked(float(theta), kind, {"original_max_position_embeddings": original}
-                            | scaling, what)
+        return cls._checked(
+            float(theta), kind, {"original_max_position_embeddings": original} | scaling, what
+        )
 
     @classmethod
     def _checked(cls, theta: float, kind: str, scaling: dict[str, Any], what: str) -> "RopeConfig":
         needs = {
             "default": (),
             "linear": ("factor",),
-            "llama3": ("factor", "low_freq_factor", "high_freq_factor",
-                       "original_max_position_embeddings"),
+            "llama3": (
+                "factor",
+                "low_freq_factor",
+                "high_freq_factor",
+                "original_max_position_embeddings",
+            ),
             "yarn": ("factor", "original_max_position_embeddings"),
         }
         if kind not in needs:
@@ -151,9 +156,7 @@ def _windows(raw: Mapping[str, Any], num_layers: int, what: str) -> tuple[int | 
         first = raw.get("max_window_layers", 0) if enabled else num_layers
         types = [LAYER_TYPES[index >= first] for index in range(num_layers)]
     if len(types) != num_layers:
-        raise ConfigError(
-            f"the {what} config has {len(types)} layer_types for {num_layers} layers"
-        )
+        raise ConfigError(f"the {what} config has {len(types)} layer_types for {num_layers} layers")
     for index, kind in enumerate(types):
         if kind not in LAYER_TYPES:
             raise ConfigError(
@@ -181,8 +184,12 @@ def _heads(raw: Mapping[str, Any], what: str) -> dict[str, int]:
                 f"{heads} heads: add head_dim to config.json"
             )
         head_dim = hidden // heads
-    return {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-            "head_dim": head_dim}
+    return {
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+    }
 
 
 def _common(raw: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -261,8 +268,10 @@ class TargetConfig:
 
     def with_rope_scaling(self, scaling: Mapping[str, Any]) -> "TargetConfig":
         """The same target under another rope scaling, positions multiplied by its factor."""
-        raw = {"rope_scaling": {"rope_theta": self.rope.theta, **scaling},
-               "original_max_position_embeddings": self.max_position_embeddings}
+        raw = {
+            "rope_scaling": {"rope_theta": self.rope.theta, **scaling},
+            "original_max_position_embeddings": self.max_position_embeddings,
+        }
         rope = RopeConfig.from_dict(raw, "rope_scaling override of the target")
         positions = int(self.max_position_embeddings * (rope.factor or 1.0))
         return dataclasses.replace(self, rope=rope, max_position_embeddings=positions)
@@ -356,16 +365,20 @@ class DrafterConfig:
         rope = self.rope.to_dict()
         scaling = {k: v for k, v in rope.items() if k != "rope_theta"}
         extra = {"sample_from_anchor": True} if self.predicts_from_anchor else {}
-        extra |= {} if self.causal == tuple(map(bool, self.windows)) else {
-            "is_causal": self.causal[0]}
+        extra |= (
+            {} if self.causal == tuple(map(bool, self.windows)) else {"is_causal": self.causal[0]}
+        )
         return {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
             "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
             "block_size": self.block_size,
             "num_target_layers": self.num_target_layers,
-            "dflash_config": {"mask_token_id": self.mask_token_id,
-                              "target_layer_ids": list(self.target_layer_ids), **extra},
+            "dflash_config": {
+                "mask_token_id": self.mask_token_id,
+                "target_layer_ids": list(self.target_layer_ids),
+                **extra,
+            },
             "hidden_size": self.hidden_size,
             "target_hidden_size": self.target_hidden_size,
             "intermediate_size": self.intermediate_size,

@@ -1,4 +1,4 @@
-"""Tiny pairs for engine tests: random ones, a scripted target, and drafters that know or never know.
+"""Tiny pairs for engine tests: random ones, a scripted target, and scripted drafters.
 
 Checkpoints are written with the safetensors library in the published layout; scripted drafters
 replace `BlockDrafter` in the compiled round, so that they pass through the same code.
@@ -56,14 +56,13 @@ DRAFTER: dict[str, Any] = {
 }
 
 
-def write_checkpoint(
-    folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]
-) -> Path:
+def write_checkpoint(folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> Path:
     """config.json and model.safetensors in a new folder."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: np.ascontiguousarray(t) for name, t in tensors.items()},
-              folder / "model.safetensors")
+    save_file(
+        {name: np.ascontiguousarray(t) for name, t in tensors.items()}, folder / "model.safetensors"
+    )
     return folder
 
 
@@ -99,10 +98,12 @@ def random_tensors(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, n
 
 
 def write_target(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
-    """Fixture T's target with random weights (128 rows for 97 ids); `changes` go into its config."""
+    """Fixture T: a random target, 128 rows for 97 ids; `changes` go into its config."""
     config = {**TARGET, **changes}
-    shapes = {"model.embed_tokens.weight": (ROWS, config["hidden_size"]),
-              "model.norm.weight": (config["hidden_size"],)}
+    shapes = {
+        "model.embed_tokens.weight": (ROWS, config["hidden_size"]),
+        "model.norm.weight": (config["hidden_size"],),
+    }
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (ROWS, config["hidden_size"])
     for i in range(config["num_hidden_layers"]):
@@ -143,7 +144,10 @@ def script(first: int, count: int, table: dict[int, int] | None = None) -> list[
 
 
 def write_script_target(
-    folder: Path, table: dict[int, int] | None = None, *, logits: np.ndarray | None = None,
+    folder: Path,
+    table: dict[int, int] | None = None,
+    *,
+    logits: np.ndarray | None = None,
     **changes: Any,
 ) -> Path:
     """Fixture S: logit 5 on the scripted next id of the last token, 0 elsewhere.
@@ -160,8 +164,11 @@ def write_script_target(
         wanted[: logits.shape[0], : logits.shape[1]] = logits
     head = np.zeros((ROWS, e), np.float32)
     head[:VOCAB, :VOCAB] = wanted.T * e**-0.5
-    tensors = {"model.embed_tokens.weight": np.eye(ROWS, e, dtype=np.float32),
-               "model.norm.weight": np.ones(e, np.float32), "lm_head.weight": head}
+    tensors = {
+        "model.embed_tokens.weight": np.eye(ROWS, e, dtype=np.float32),
+        "model.norm.weight": np.ones(e, np.float32),
+        "lm_head.weight": head,
+    }
     rng = np.random.default_rng(0)
     for i in range(config["num_hidden_layers"]):
         for name, shape in layer_shapes(config, qk_norm=False).items():

@@ -77,9 +77,7 @@ def append_context(
     return arena._replace(layers=layers, lengths=grow(arena.lengths, slots, kept))
 
 
-def can_draft(
-    arena: ContextArena, slots: Int[Array, " b"], block_width: int
-) -> Bool[Array, " b"]:
+def can_draft(arena: ContextArena, slots: Int[Array, " b"], block_width: int) -> Bool[Array, " b"]:
     """Whether the next block of each row stays within the drafter's positions.
 
     Once False it stays False: a row that does not draft does not grow its context either.

@@ -50,9 +50,7 @@ def append_kv(
     return KVArena(layers, grow(arena.lengths, slots, counts))
 
 
-def open_kv_slots(
-    arena: KVArena, slots: Int[Array, " b"], fresh: Bool[Array, " b"]
-) -> KVArena:
+def open_kv_slots(arena: KVArena, slots: Int[Array, " b"], fresh: Bool[Array, " b"]) -> KVArena:
     """Sets the length of freshly taken slots to 0; their old rows are masked from then on."""
     old = slot_lengths(arena.lengths, slots)
     lengths = arena.lengths.at[slots].set(jnp.where(fresh, 0, old), mode="drop")

@@ -77,9 +77,7 @@ def context_arena_bytes(
     """
     return kv_arena_bytes(
         max_batch_size=max_batch_size + scratch_rows,
-        capacity=context_capacity(
-            max_context, None, block_width, paged=paged, page_size=page_size
-        ),
+        capacity=context_capacity(max_context, None, block_width, paged=paged, page_size=page_size),
         num_layers=num_layers,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,

@@ -84,9 +84,7 @@ class BlockDrafter:
         hidden = self.model.block_hidden_cached(embeddings, lengths, context)
         # Slot 0 is the anchor and predicts nothing, unless the drafter was trained to.
         drafted = hidden[:, width - self.draft_len :]
-        tokens = greedy_tokens(
-            unembed(drafted, self.target.head, self.target.config.vocab_size)
-        )
+        tokens = greedy_tokens(unembed(drafted, self.target.head, self.target.config.vocab_size))
         alive = (slots < arena.lengths.shape[0]) & can_draft(arena, slots, width)
         return Proposal(tokens, jnp.where(alive, self.draft_len, 0).astype(jnp.int32), None)
 

@@ -109,16 +109,15 @@ def _shapes(leaves: tuple[jax.Array, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def _prompt_shapes(size: int) -> Prompt:
-    def row(dtype: Any, *axes: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((1, *axes), dtype)
-
-    return Prompt(
-        slots=row(jnp.int32),
-        ids=row(jnp.int32, size),
-        counts=row(jnp.int32),
-        fresh=row(jnp.bool_),
-        temperatures=row(jnp.float32),
-        seeds=row(jnp.uint32),
+    return jax.eval_shape(
+        lambda: Prompt(
+            slots=jnp.zeros((1,), jnp.int32),
+            ids=jnp.zeros((1, size), jnp.int32),
+            counts=jnp.zeros((1,), jnp.int32),
+            fresh=jnp.zeros((1,), jnp.bool_),
+            temperatures=jnp.zeros((1,), jnp.float32),
+            seeds=jnp.zeros((1,), jnp.uint32),
+        )
     )
 
 
@@ -130,9 +129,7 @@ def _method(
     return BlockDrafter(drafter, target, config.max_draft_len, config.read_piece)
 
 
-def _prefill_function(
-    config: ResolvedConfig, target: Model, drafter: Model
-) -> Callable[..., Any]:
+def _prefill_function(config: ResolvedConfig, target: Model, drafter: Model) -> Callable[..., Any]:
     def prefill(target_leaves, drafter_leaves, state, prompt):
         model = target.rebuild(target_leaves)
         method = _method(config, model, drafter.rebuild(drafter_leaves))
@@ -147,8 +144,6 @@ def _round_function(
     def round_(target_leaves, drafter_leaves, state, active):
         model = target.rebuild(target_leaves)
         method = _method(config, model, drafter.rebuild(drafter_leaves))
-        return decode_round(
-            model, method, state, active, sampled=sampled, piece=config.read_piece
-        )
+        return decode_round(model, method, state, active, sampled=sampled, piece=config.read_piece)
 
     return round_

@@ -35,7 +35,7 @@ class TokenState(NamedTuple):
 
 
 class EngineState(NamedTuple):
-    """Everything that compiled programs donate and hand back; `context` is None without a drafter."""
+    """All that compiled programs donate and hand back; no `context` without a drafter."""
 
     kv: KVArena
     context: ContextArena | None
@@ -163,9 +163,7 @@ def decode_round(
         kept = jnp.where(proposal.count > 0, committed, 0)
         context = drafter.absorb(context, slots, features, kept)
     anchor = jnp.take_along_axis(chosen, accepted[:, None], axis=1)[:, 0]
-    tokens = state.tokens._replace(
-        anchors=state.tokens.anchors.at[slots].set(anchor, mode="drop")
-    )
+    tokens = state.tokens._replace(anchors=state.tokens.anchors.at[slots].set(anchor, mode="drop"))
     report = [proposal.count[:, None], accepted[:, None], proposal.tokens, chosen]
     return EngineState(kv, context, tokens), jnp.concatenate(report, axis=1)
 

@@ -49,7 +49,7 @@ class CachedRows(NamedTuple):
 
 def prefix_mask(
     lengths: Int[Array, " b"], capacity: int, positions: Int[Array, "b t"], window: int | None
-) -> Bool[Array, "b #t s"]:
+) -> Bool[Array, "#b #t s"]:
     """Cached rows 0 … length - 1; under a window W only those with q - j < W (self counted)."""
     rows = jnp.arange(capacity, dtype=jnp.int32)[None, None, :]
     valid = rows < lengths[:, None, None]
@@ -99,9 +99,7 @@ def attend(
     return out.transpose(0, 3, 1, 2, 4).reshape(b, t, h, d).astype(q.dtype)
 
 
-def _fold_rows(
-    state: Softmax, grouped: Float[Array, "b k q d"], cached: CachedRows
-) -> Softmax:
+def _fold_rows(state: Softmax, grouped: Float[Array, "b k q d"], cached: CachedRows) -> Softmax:
     """Reads as many pieces of the arena as the longest row needs, each where it lies.
 
     Worked example: capacity 10, piece 4, length 9 -> pieces start at 0, 4 and min(8, 10 - 4) = 6;

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from dflash_jax.config import RopeConfig
+from dflash_jax.errors import ConfigError
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
@@ -21,7 +22,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
     """
     base = rope.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if rope.kind == "linear":
-        return base / rope.factor
+        return base / _number(rope, "factor")
     if rope.kind == "llama3":
         return _llama3(rope, base)
     if rope.kind == "yarn":
@@ -30,30 +31,38 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
 
 
 def _llama3(rope: RopeConfig, base: np.ndarray) -> np.ndarray:
-    low, high = rope.low_freq_factor, rope.high_freq_factor
+    low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
     wavelengths = 2 * math.pi / base
-    ratio = rope.original_max_position_embeddings / wavelengths
+    ratio = _number(rope, "original_max_position_embeddings") / wavelengths
     smooth = np.clip((ratio - low) / (high - low), 0.0, 1.0)
-    return (1 - smooth) * base / rope.factor + smooth * base
+    return (1 - smooth) * base / _number(rope, "factor") + smooth * base
 
 
 def _yarn(rope: RopeConfig, base: np.ndarray, head_dim: int) -> np.ndarray:
     def dimension(rotations: float) -> float:
-        span = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
+        span = _number(rope, "original_max_position_embeddings") / (rotations * 2 * math.pi)
         return head_dim * math.log(span) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(dimension(rope.beta_fast)), 0)
-    high = min(math.ceil(dimension(rope.beta_slow)), head_dim - 1)
+    low = max(math.floor(dimension(_number(rope, "beta_fast"))), 0)
+    high = min(math.ceil(dimension(_number(rope, "beta_slow"))), head_dim - 1)
     ramp = (np.arange(head_dim // 2) - low) / max(high - low, 0.001)
     stretched = np.clip(ramp, 0.0, 1.0)
-    return base / rope.factor * stretched + base * (1 - stretched)
+    return base / _number(rope, "factor") * stretched + base * (1 - stretched)
 
 
 def amplitude(rope: RopeConfig) -> float:
     """Factor on cosines and sines: YaRN's 0.1 ln(factor) + 1 unless the config gives one."""
     if rope.kind != "yarn":
         return 1.0
-    return rope.attention_factor or 0.1 * math.log(rope.factor) + 1.0
+    return rope.attention_factor or 0.1 * math.log(_number(rope, "factor")) + 1.0
+
+
+def _number(rope: RopeConfig, name: str) -> float:
+    """A number that the config parser has made sure of for this kind."""
+    value = getattr(rope, name)
+    if value is None:
+        raise ConfigError(f"rope type {rope.kind!r} needs {name!r}")
+    return float(value)
 
 
 def rotations(

@@ -26,9 +26,7 @@ class Target(nnx.Module):
 
     def __init__(self, config: TargetConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.config = config
-        self.embed_tokens = Embedding(
-            config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs
-        )
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
             Block(
                 size=config.hidden_size,
@@ -78,9 +76,7 @@ class Target(nnx.Module):
         cos, sin = rotations(self.config.rope, self.config.head_dim, positions)
         x = embed_ids(self.embedding, ids)
         taps, new = {}, []
-        for index, (layer, window) in enumerate(
-            zip(self.layers, self.config.windows, strict=True)
-        ):
+        for index, (layer, window) in enumerate(zip(self.layers, self.config.windows, strict=True)):
             cached = None
             if cache is not None:
                 keys, values = cache.layers[index]

@@ -1,8 +1,8 @@
 """`ServeConfig` -> `ResolvedConfig`: every number decided, or refused with the whole list at once.
 
-Reads records only: no file, no device. `resolve` decides all that does not depend on the machine, so
-that a refusal comes before JAX starts a backend; `on_platform` adds what does. The rules themselves
-stand in `rules.py`.
+Reads records only: no file, no device. `resolve` decides all that does not depend on the machine,
+so that a refusal comes before JAX starts a backend; `on_platform` adds what does. The rules
+themselves stand in `rules.py`.
 """
 
 import dataclasses
@@ -73,9 +73,7 @@ def _speculation(config: ServeConfig, drafter: DrafterConfig | None, findings: l
     return wanted
 
 
-def _draft_len(
-    config: ServeConfig, drafter: DrafterConfig | None, findings: list[str]
-) -> int:
+def _draft_len(config: ServeConfig, drafter: DrafterConfig | None, findings: list[str]) -> int:
     if drafter is None:
         if config.max_draft_len is not None:
             findings.append(
@@ -106,9 +104,7 @@ def _served_length(config: ServeConfig, target: TargetConfig, findings: list[str
     return config.max_seq_len
 
 
-def _batch_size(
-    config: ServeConfig, draft_len: int, num_tokens: int, findings: list[str]
-) -> int:
+def _batch_size(config: ServeConfig, draft_len: int, num_tokens: int, findings: list[str]) -> int:
     if config.max_batch_size is not None:
         if finding := rules.token_budget(config.max_batch_size, draft_len, num_tokens):
             findings.append(finding)

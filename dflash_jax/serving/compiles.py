@@ -13,7 +13,7 @@ class CompileCounter:
         self._listening = True
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
 
-    def _on_event(self, event: str, duration: float, **_: object) -> None:
+    def _on_event(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == _EVENT and self._listening:
             self.count += 1
 

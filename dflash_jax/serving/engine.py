@@ -57,16 +57,7 @@ class Engine:
         """Runs a prompt into a fresh slot and returns the token after it, which is the anchor."""
         chosen = None
         for start, chunk, size in _chunks(ids, self._chunks):
-            padded = np.zeros((1, size), np.int32)
-            padded[0, : len(chunk)] = chunk
-            prompt = Prompt(
-                slots=np.array([slot], np.int32),
-                ids=padded,
-                counts=np.array([len(chunk)], np.int32),
-                fresh=np.array([start == 0]),
-                temperatures=np.array([temperature], np.float32),
-                seeds=np.array([seed], np.uint32),
-            )
+            prompt = _prompt(slot, chunk, size, start == 0, temperature, seed)
             chosen = self._call(f"prefill-{size}", prompt)
         return int(np.asarray(chosen)[0])
 
@@ -81,9 +72,7 @@ class Engine:
 
     def _call(self, name: str, argument: Prompt | np.ndarray) -> jax.Array:
         program = self.programs[name]
-        self.state, out = program(
-            self._target.leaves, self._drafter.leaves, self.state, argument
-        )
+        self.state, out = program(self._target.leaves, self._drafter.leaves, self.state, argument)
         return out
 
     def _warm_up(self) -> None:
@@ -102,6 +91,23 @@ class Engine:
         self.state = self.state._replace(kv=kv, context=context)
 
 
+def _prompt(
+    slot: int, chunk: Sequence[int], size: int, fresh: bool, temperature: float, seed: int
+) -> Prompt:
+    """One row on the device, in one transfer."""
+    ids = np.zeros((1, size), np.int32)
+    ids[0, : len(chunk)] = chunk
+    fields = (
+        np.array([slot], np.int32),
+        ids,
+        np.array([len(chunk)], np.int32),
+        np.array([fresh]),
+        np.array([temperature], np.float32),
+        np.array([seed], np.uint32),
+    )
+    return Prompt(*jax.device_put(fields))
+
+
 def _compile_all(
     programs: Sequence[Program], progress: Progress | None
 ) -> Iterator[tuple[str, jax.stages.Compiled]]:
@@ -115,9 +121,7 @@ def _compile_all(
             yield name, compiled
 
 
-def _chunks(
-    ids: Sequence[int], sizes: Sequence[int]
-) -> Iterator[tuple[int, Sequence[int], int]]:
+def _chunks(ids: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, Sequence[int], int]]:
     """(start, tokens, padded length) of every chunk; never an empty one."""
     longest = sizes[-1]
     for start in range(0, len(ids), longest):

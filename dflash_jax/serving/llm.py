@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+GREEDY = SamplingParams()
 
 
 class Arenas(NamedTuple):
@@ -79,7 +80,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+        params: SamplingParams | Sequence[SamplingParams] = GREEDY,
     ) -> list[Completion]:
         """Answers every prompt; a list in request order.
 
@@ -114,7 +115,7 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+        params: SamplingParams | Sequence[SamplingParams] = GREEDY,
     ) -> list[Completion]:
         """Answers one conversation or many; a list in request order.
 
@@ -131,7 +132,7 @@ class LLM:
         return self.tokenizer.chat_ids(messages)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams = SamplingParams()
+        self, prompt: Prompt, params: SamplingParams = GREEDY
     ) -> Generator[str, None, Completion]:
         """Text pieces of one answer as they are committed; returns its `Completion` at the end.
 
