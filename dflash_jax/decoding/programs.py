@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from dflash_jax.arena.context import init_context_arena
 from dflash_jax.arena.kv import init_kv_arena
@@ -20,6 +21,7 @@ from dflash_jax.decoding.round import EngineState, Prompt, TokenState, decode_ro
 from dflash_jax.models import DFlashDrafter, Target
 
 CHUNKS = (32, 128, 512, 2048)
+TENSOR_AXIS = "tensor"
 
 
 class Model(NamedTuple):
@@ -30,11 +32,16 @@ class Model(NamedTuple):
 
 
 class Program(NamedTuple):
-    """One program, ready to lower: `jax.jit(function, donate_argnums=(2,)).lower(*arguments)`."""
+    """One program, ready to lower; `arguments` are target leaves, drafter leaves, state, and one more.
+
+    Attributes:
+        out_shardings: of the state and of the report; None without a mesh.
+    """
 
     name: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
+    out_shardings: Any
 
 
 def split_model(module: Target | DFlashDrafter | None) -> Model:
@@ -80,12 +87,17 @@ def init_state(config: ResolvedConfig) -> EngineState:
 def list_programs(config: ResolvedConfig, target: Model, drafter: Model) -> Iterator[Program]:
     """All programs of a configuration, named `prefill-T` and `round-B-greedy|sampled`."""
     state = jax.eval_shape(lambda: init_state(config))
+    out = None
+    if config.mesh is not None:
+        out = (state_shardings(config), NamedSharding(config.mesh, PartitionSpec()))
+        state = jax.tree.map(_with_sharding, state, out[0])
     leaves = (_shapes(target.leaves), _shapes(drafter.leaves), state)
     for size in chunk_buckets(config.max_seq_len, config.max_num_tokens):
         yield Program(
             f"prefill-{size}",
             _prefill_function(config, target, drafter),
             (*leaves, _prompt_shapes(size)),
+            out,
         )
     for rows in row_buckets(config.max_batch_size):
         for sampled in (False, True):
@@ -93,12 +105,29 @@ def list_programs(config: ResolvedConfig, target: Model, drafter: Model) -> Iter
                 f"round-{rows}-{'sampled' if sampled else 'greedy'}",
                 _round_function(config, target, drafter, sampled),
                 (*leaves, jax.ShapeDtypeStruct((rows,), jnp.bool_)),
+                out,
             )
 
 
 def compile_program(program: Program) -> jax.stages.Compiled:
     """Compiles ahead of time with the state donated, so that arenas are updated in place."""
-    return jax.jit(program.function, donate_argnums=(2,)).lower(*program.arguments).compile()
+    jitted = jax.jit(program.function, donate_argnums=(2,), out_shardings=program.out_shardings)
+    return jitted.lower(*program.arguments).compile()
+
+
+def state_shardings(config: ResolvedConfig) -> EngineState:
+    """How a mesh divides the state: arenas by KV heads over the axis "tensor", the rest not."""
+    axis = TENSOR_AXIS if TENSOR_AXIS in config.mesh.shape else None
+
+    def sharding(leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        spec = PartitionSpec(None, axis) if leaf.ndim == 4 else PartitionSpec()
+        return NamedSharding(config.mesh, spec)
+
+    return jax.tree.map(sharding, jax.eval_shape(lambda: init_state(config)))
+
+
+def _with_sharding(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _shapes(leaves: tuple[jax.Array, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from dflash_jax.config import ResolvedConfig
 from dflash_jax.decoding.programs import (
@@ -21,6 +22,7 @@ from dflash_jax.decoding.programs import (
     list_programs,
     row_buckets,
     split_model,
+    state_shardings,
 )
 from dflash_jax.decoding.round import EngineState, Prompt, RoundReport
 from dflash_jax.models import DFlashDrafter, Target
@@ -47,7 +49,9 @@ class Engine:
         programs = list(list_programs(config, self._target, self._drafter))
         self.programs: dict[str, jax.stages.Compiled] = dict(_compile_all(programs, progress))
         # Zero-filled by a compiled program like all others, so that start-up compiles end here.
-        self.state: EngineState = jax.jit(lambda: init_state(config))()
+        shardings = None if config.mesh is None else state_shardings(config)
+        self.state: EngineState = jax.jit(lambda: init_state(config), out_shardings=shardings)()
+        self._place = None if config.mesh is None else NamedSharding(config.mesh, PartitionSpec())
         self._chunks = chunk_buckets(config.max_seq_len, config.max_num_tokens)
         self._rows = row_buckets(config.max_batch_size)
         self._warm_up()
@@ -57,8 +61,8 @@ class Engine:
         """Runs a prompt into a fresh slot and returns the token after it, which is the anchor."""
         chosen = None
         for start, chunk, size in _chunks(ids, self._chunks):
-            prompt = _prompt(slot, chunk, size, start == 0, temperature, seed)
-            chosen = self._call(f"prefill-{size}", prompt)
+            fields = _prompt(slot, chunk, size, start == 0, temperature, seed)
+            chosen = self._call(f"prefill-{size}", Prompt(*jax.device_put(fields, self._place)))
         return int(np.asarray(chosen)[0])
 
     def round(self, active: Sequence[bool], *, sampled: bool) -> RoundReport:
@@ -82,22 +86,24 @@ class Engine:
             idle = np.zeros((rows,), bool)
             for variant in ("greedy", "sampled"):
                 jax.block_until_ready(self._call(f"round-{rows}-{variant}", idle))
-        empty = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.state.kv.lengths)
-        kv = self.state.kv._replace(lengths=jax.device_put(empty, self.state.kv.lengths.sharding))
-        context = self.state.context
+        kv, context = self.state.kv, self.state.context
+        kv = kv._replace(lengths=_emptied(kv.lengths))
         if context is not None:
-            lengths = jax.device_put(empty.copy(), context.lengths.sharding)
-            context = context._replace(lengths=lengths)
+            context = context._replace(lengths=_emptied(context.lengths))
         self.state = self.state._replace(kv=kv, context=context)
+
+
+def _emptied(lengths: jax.Array) -> jax.Array:
+    return jax.device_put(np.zeros(lengths.shape, lengths.dtype), lengths.sharding)
 
 
 def _prompt(
     slot: int, chunk: Sequence[int], size: int, fresh: bool, temperature: float, seed: int
-) -> Prompt:
-    """One row on the device, in one transfer."""
+) -> tuple[np.ndarray, ...]:
+    """The fields of a one-row `Prompt`."""
     ids = np.zeros((1, size), np.int32)
     ids[0, : len(chunk)] = chunk
-    fields = (
+    return (
         np.array([slot], np.int32),
         ids,
         np.array([len(chunk)], np.int32),
@@ -105,7 +111,6 @@ def _prompt(
         np.array([temperature], np.float32),
         np.array([seed], np.uint32),
     )
-    return Prompt(*jax.device_put(fields))
 
 
 def _compile_all(
