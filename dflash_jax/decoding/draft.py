@@ -4,7 +4,7 @@ A method lives inside the compiled round: it proposes from its own arena and tak
 round committed. Another method is another class here with the same three members.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -32,6 +32,7 @@ class Proposal(NamedTuple):
     log_q: Float[Array, "b K v"] | None
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """A drafting method as the compiled round sees it. `layer_ids` are the taps it needs."""
 
