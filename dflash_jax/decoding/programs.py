@@ -32,9 +32,10 @@ class Model(NamedTuple):
 
 
 class Program(NamedTuple):
-    """One program, ready to lower; `arguments` are target leaves, drafter leaves, state, and one more.
+    """One program, ready to lower.
 
     Attributes:
+        arguments: abstract target leaves, drafter leaves, state, and the one that varies.
         out_shardings: of the state and of the report; None without a mesh.
     """
 

@@ -154,7 +154,8 @@ class TextStream:
     Work per piece does not grow with the answer: not all ids are decoded, only the new ones behind
     a window of six earlier ones, each of one byte at least. The window may begin inside a
     character, whose remaining bytes (three at most) are misread; it may end in an unfinished one
-    (three bytes at most). Six ids keep the two apart. Worked example, ids of one byte each, "€AB€" so far:
+    (three bytes at most). Six ids keep the two apart. Worked example, ids of one byte each, "€AB€"
+    so far:
 
         window          82 ac 41 42 e2 82    82 ac misread, but handed out long ago
         handed out      ?  ?  A  B           four characters; e2 82 waits
