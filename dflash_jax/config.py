@@ -16,6 +16,7 @@ from dflash_jax.errors import CheckpointError, ConfigError
 
 TARGET_TYPES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 # Drafter features that change the arithmetic and that this build has no code for.
 UNSUPPORTED_DRAFTER_KEYS = {

@@ -3,19 +3,20 @@
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dflash_jax.serving.text import Tokenizer
 from dflash_jax.weights.demo import TARGET_SOURCE, cache_folder
 from dflash_jax.weights.fetch import fetch_gguf
-from test_serving_text import PINNED
+from test_serving_text_demo import PINNED
 
 pytestmark = pytest.mark.oracle
 
 # `transformers` ignores the pre-tokeniser that a GGUF file names, so it merges a run of spaces with
 # what stands before a digit. For these texts llama.cpp, which reads the name, is the oracle
-# (`test_serving_text.py`).
+# (`test_serving_text_demo.py`).
 DIGITS_AFTER_SPACES = {"x  42 y   7", "½ cup, x² and Ⅷ, ٣٤", "  12\n  34\n\n 5"}
 
 
@@ -42,7 +43,7 @@ def test_logits_equal_those_of_transformers_loading_the_same_gguf(demo_folder, g
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0].numpy()
     del theirs
-    logits, _ = load_target(demo_folder, dtype="float32").forward(np.asarray(ids, np.int32))
+    logits, _ = load_target(demo_folder, dtype="float32").forward(jnp.asarray(ids, jnp.int32))
     np.testing.assert_allclose(np.asarray(logits), expected, rtol=0, atol=1e-3)
 
 

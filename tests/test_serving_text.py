@@ -1,37 +1,17 @@
-"""Tokenizer and TextStream: on byte tokenizers where every id is known, and on the demo target's.
+"""Tokenizer on byte tokenizers, where every id is known: text, end ids, chat, two vocabularies."""
 
-The ids in `data/smollm2_token_ids.json` were produced by llama.cpp (its `/tokenize` endpoint, 2026)
-from the GGUF file itself, so neither this project nor the `tokenizers` package chose them.
-"""
-
-import codecs
 import json
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 
-from byte_tokenizer import FIRST_SPECIAL, byte_fallback, byte_level, byte_symbols, write_folder
+from byte_tokenizer import FIRST_SPECIAL, byte_level, byte_symbols, write_folder
 from dflash_jax.errors import CheckpointError, RequestError
-from dflash_jax.serving.text import REPLACEMENT, TextStream, Tokenizer
+from dflash_jax.serving.text import Tokenizer
 
-PINNED = json.loads((Path(__file__).parent / "data" / "smollm2_token_ids.json").read_text())
 SPECIALS = ["<s>", "</s>"]
 BYTES = Tokenizer(byte_level(SPECIALS))
 CHAT = "{{ bos_token }}{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def smollm2(demo_folder: Path) -> Tokenizer:
-    return Tokenizer.from_folder(demo_folder)
-
-
-def streamed(tokenizer: Tokenizer, pieces: Sequence[Sequence[int]]) -> list[str]:
-    stream = TextStream(tokenizer)
-    return [*(stream.push(piece) for piece in pieces), stream.finish()]
 
 
 # --- Encoding and decoding ---------------------------------------------------------------------
@@ -52,7 +32,6 @@ def test_specials_in_a_text_are_parsed_and_hidden_when_decoding():
 
 def test_ids_without_a_token_decode_to_nothing():
     assert BYTES.decode([97, 5000, 98]) == "ab"
-    assert "".join(streamed(BYTES, [[97], [5000], [98]])) == "ab"
 
 
 def test_a_lone_surrogate_is_refused_as_a_request():
@@ -212,184 +191,3 @@ def test_vocabularies_that_differ_in_padding_only_are_the_same():
     assert BYTES.same_ids(padded) is None
     assert padded.same_ids(BYTES) is None
     assert BYTES.same_ids(BYTES) is None
-
-
-# --- The text of a growing answer --------------------------------------------------------------
-
-
-def test_bytes_decoded_one_by_one_would_be_six_replacement_signs():
-    """Fault 110: what a decoder without state shows, so that the next tests mean something."""
-    ids = BYTES.encode("é🙂")
-    assert "".join(BYTES.decode([index]) for index in ids) == REPLACEMENT * 6
-
-
-@pytest.mark.parametrize("cut", range(7))
-def test_a_character_split_over_two_pushes_comes_whole(cut):
-    """Fault 110."""
-    ids = BYTES.encode("é🙂")
-    pieces = streamed(BYTES, [ids[:cut], ids[cut:]])
-    assert "".join(pieces) == "é🙂"
-    assert REPLACEMENT not in "".join(pieces)
-
-
-def test_a_character_is_handed_out_by_the_push_that_completes_it():
-    """Fault 110."""
-    pieces = streamed(BYTES, [[index] for index in BYTES.encode("aé🙂b")])
-    assert pieces == ["a", "", "é", "", "", "", "🙂", "b", ""]
-
-
-def test_a_lone_first_byte_at_the_very_end_is_flushed_as_one_replacement_sign():
-    """Fault 110."""
-    ids = [*BYTES.encode("aé"), 0xF0]
-    pieces = streamed(BYTES, [[index] for index in ids])
-    assert pieces[-1] == REPLACEMENT
-    assert "".join(pieces) == BYTES.decode(ids) == "aé" + REPLACEMENT
-
-
-def test_two_streams_do_not_share_state():
-    """Fault 110."""
-    first, second = TextStream(BYTES), TextStream(BYTES)
-    left, right = list("é".encode()), list("ß".encode())
-    assert first.push(left[:1]) + second.push(right[:1]) == ""
-    assert (first.push(left[1:]), second.push(right[1:])) == ("é", "ß")
-
-
-def test_a_special_inside_a_character_neither_shows_nor_breaks_it():
-    ids = list("🙂".encode())
-    pieces = streamed(BYTES, [ids[:2], [257], ids[2:], [257]])
-    assert pieces == ["", "", "🙂", "", ""]
-
-
-def test_a_finished_stream_is_empty():
-    stream = TextStream(BYTES)
-    stream.push([97, 0xC3])
-    assert stream.finish() == REPLACEMENT
-    assert stream.finish() == ""
-
-
-@given(
-    st.lists(
-        st.one_of(
-            st.integers(0, 257),
-            st.integers(0x80, 0xBF),
-            st.sampled_from([0xC3, 0xE2, 0xED, 0xF0, 0xF4, 0xFF]),
-        ),
-        max_size=40,
-    ),
-    st.lists(st.integers(1, 5), min_size=40, max_size=40),
-)
-@settings(max_examples=400, deadline=None)
-def test_joined_pieces_are_the_full_decode_whatever_the_bytes_and_the_cuts(ids, sizes):
-    """Fault 110. Bytes that are no text at all included; the oracle is Python's own decoder."""
-    pieces, rest = [], ids
-    for size in sizes:
-        pieces.append(rest[:size])
-        rest = rest[size:]
-    joined = "".join(streamed(BYTES, pieces))
-    visible = bytes(index for index in ids if index < FIRST_SPECIAL)
-    assert joined == BYTES.decode(ids) == codecs.decode(visible, "utf-8", errors="replace")
-
-
-WORDS = ["▁", "▁Hello", "lo", "▁▁", "x"]
-FALLBACK = Tokenizer(byte_fallback(WORDS))
-
-
-@given(
-    st.lists(st.one_of(st.integers(256, 256 + len(WORDS) - 1), st.integers(0, 255)), max_size=24),
-    st.integers(1, 4),
-)
-@settings(max_examples=400, deadline=None)
-def test_joined_pieces_are_the_full_decode_of_a_byte_fallback_tokenizer(ids, size):
-    """Fault 110. Its decoder strips the first space and replaces whole runs of bytes."""
-    pieces = [ids[start : start + size] for start in range(0, len(ids), size)]
-    assert "".join(streamed(FALLBACK, pieces)) == FALLBACK.decode(ids)
-
-
-def test_a_byte_fallback_tokenizer_keeps_inner_spaces_and_joins_its_bytes():
-    hello, x = 257, 260
-    pieces = streamed(FALLBACK, [[hello], [hello], *([byte] for byte in "€".encode()), [x]])
-    assert pieces == ["Hello", " Hello", "", "", "", "€x", ""]
-
-
-class Counting(Tokenizer):
-    """Counts the ids that are decoded."""
-
-    decoded = 0
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        self.decoded += len(ids)
-        return super().decode(ids, skip_special_tokens)
-
-
-@pytest.mark.parametrize("text", [b"plain ascii text ", "日本語🙂".encode(), b"\x80", b"\xf0"])
-def test_the_work_of_a_stream_grows_with_the_new_ids_only(text):
-    tokenizer = Counting(byte_level())
-    ids = list(text * (2000 // len(text)))
-    pieces = streamed(tokenizer, [[index] for index in ids])
-    assert tokenizer.decoded <= 13 * len(ids) + 6
-    assert "".join(pieces) == tokenizer.decode(ids)
-
-
-# --- The demo target's tokenizer ---------------------------------------------------------------
-
-
-def test_at_least_twenty_strings_are_pinned():
-    assert len(PINNED) >= 20
-
-
-@pytest.mark.parametrize("pinned", PINNED, ids=[repr(pinned["text"])[:24] for pinned in PINNED])
-def test_the_demo_tokenizer_gives_the_pinned_ids_and_the_text_back(smollm2, pinned):
-    assert smollm2.encode(pinned["text"]) == pinned["ids"]
-    assert smollm2.decode(pinned["ids"], skip_special_tokens=False) == pinned["text"]
-
-
-def test_the_demo_tokenizer_splits_every_digit(smollm2):
-    digits = smollm2.encode("90210")
-    assert [smollm2.decode([index]) for index in digits] == list("90210")
-
-
-def test_the_demo_chat_is_laid_out_as_the_model_was_trained(smollm2):
-    """The expected text is what llama.cpp's `/apply-template` gives for these messages."""
-    messages = [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Yo 1"},
-        {"role": "user", "content": "Bye"},
-    ]
-    expected = (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
-        "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYo 1<|im_end|>\n"
-        "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
-    )
-    ids = smollm2.chat_ids(messages)
-    assert smollm2.decode(ids, skip_special_tokens=False) == expected
-    assert ids == smollm2.encode(expected)
-    assert smollm2.eos_token_ids == (2,)
-    assert smollm2.vocab_size == 49152
-
-
-UNSPELLED = "\x04\x06\x13\x14\x16\x1d"
-"""Characters that the demo model's vocabulary cannot spell: it has no token for their byte. The
-same holds for the bytes F1 and F2, which begin U+40000 … U+BFFFF, where Unicode has nothing."""
-
-SPELLED = st.one_of(
-    st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs"], exclude_characters=UNSPELLED),
-    st.characters(min_codepoint=0xC0000),
-)
-
-
-def test_a_character_that_the_demo_vocabulary_cannot_spell_loses_the_bytes_without_a_token(smollm2):
-    """Pinned as llama.cpp does it."""
-    assert smollm2.encode("a\U00040000b") == [81, 218, 218, 218, 82]
-    assert [smollm2.encode(character) for character in UNSPELLED] == [[]] * len(UNSPELLED)
-
-
-def test_random_unicode_comes_back_byte_for_byte(smollm2):
-    @given(st.text(SPELLED, max_size=60), st.integers(1, 3))
-    @settings(max_examples=300, deadline=None)
-    def check(text: str, size: int) -> None:
-        ids = smollm2.encode(text)
-        assert smollm2.decode(ids, skip_special_tokens=False) == text
-        pieces = [ids[start : start + size] for start in range(0, len(ids), size)]
-        assert "".join(streamed(smollm2, pieces)) == smollm2.decode(ids)
-
-    check()

@@ -164,14 +164,19 @@ except CheckpointError as error:
 """
 
 
-def test_truncated_parameters_are_refused_by_name(tmp_path):
+@pytest.mark.parametrize("which", ["largest", "all"])
+def test_truncated_parameters_are_refused_in_one_line(tmp_path, which):
     """In a process of its own: reads that were in flight end after Orbax closed their loop."""
     folder = tmp_path / "saved"
     orbax.save(load_target(TARGET), folder, CONFIG)
-    for path in (folder / "params").rglob("d/*"):
+    files = sorted((folder / "params").rglob("d/*"), key=lambda path: path.stat().st_size)
+    for path in files if which == "all" else files[-1:]:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     message = run_python(RESTORE, str(folder))
-    assert f"{folder}/params" in message and "convert the model again" in message
+    assert message.startswith(f"{folder}/params holds no readable converted parameters: ")
+    assert message.endswith("; convert the model again\n")
+    assert message.count("\n") == 1
+    assert ("embed_tokens.weight" in message) is (which == "largest")
 
 
 def test_a_safetensors_folder_is_not_taken_for_a_converted_one():

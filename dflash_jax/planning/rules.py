@@ -4,7 +4,7 @@ A finding is one sentence: the number, what would be right, which option to chan
 runs them all and raises once with the whole list; nothing here raises, loads or asks a device.
 """
 
-from dflash_jax.config import DrafterConfig, ServeConfig, TargetConfig
+from dflash_jax.config import DTYPES, DrafterConfig, ServeConfig, TargetConfig
 
 
 def wrong_pair(target: TargetConfig, drafter: DrafterConfig) -> list[str]:
@@ -101,12 +101,14 @@ _BUILT: dict[str, tuple[object, ...]] = {
     "attention": ("auto", "xla"),
     "draft_attention": ("auto", "xla"),
     "allocation_order": ("arena_first",),
+    "kv_memory_fraction": (0.9,),
     "kv_max_tokens": (None,),
     "kv_max_bytes": (None,),
     "device_memory": (None,),
     "headroom": ("measured",),
     "allow_token_limited": (False,),
     "rounds_per_step": (1,),
+    "dtype": DTYPES,
 }
 
 

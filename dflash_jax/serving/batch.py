@@ -69,10 +69,16 @@ class Batch:
 
     def step(self) -> None:
         """Admits what fits, then runs one round for everybody who decodes."""
-        while self.waiting and None in self.slots:
-            self._admit(self.waiting.popleft(), self.slots.index(None))
-        if any(row is not None for row in self.slots):
-            self._advance()
+        try:
+            while self.waiting and None in self.slots:
+                self._admit(self.waiting.popleft(), self.slots.index(None))
+            if any(row is not None for row in self.slots):
+                self._advance()
+        except BaseException:
+            # What was cut short may have moved the arenas without its report: nobody can go on.
+            for row in filter(None, list(self.slots)):
+                self._finish(row, "abort")
+            raise
 
     def cancel(self, row: Row) -> None:
         """Takes a request out, wherever it is; its slot is free at once."""

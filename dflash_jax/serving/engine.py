@@ -50,7 +50,8 @@ class Engine:
         self.programs: dict[str, jax.stages.Compiled] = dict(_compile_all(programs, progress))
         # Zero-filled by a compiled program like all others, so that start-up compiles end here.
         shardings = None if config.mesh is None else state_shardings(config)
-        self.state: EngineState = jax.jit(lambda: init_state(config), out_shardings=shardings)()
+        self._empty_state = jax.jit(lambda: init_state(config), out_shardings=shardings)
+        self.state: EngineState = self._empty_state()
         self._place = None if config.mesh is None else NamedSharding(config.mesh, PartitionSpec())
         self._chunks = chunk_buckets(config.max_seq_len, config.max_num_tokens)
         self._rows = row_buckets(config.max_batch_size)
@@ -76,7 +77,14 @@ class Engine:
 
     def _call(self, name: str, argument: Prompt | np.ndarray) -> jax.Array:
         program = self.programs[name]
-        self.state, out = program(self._target.leaves, self._drafter.leaves, self.state, argument)
+        leaves = (self._target.leaves, self._drafter.leaves)
+        try:
+            self.state, out = program(*leaves, self.state, argument)
+        except BaseException:
+            # Donated and not handed back: what the rows held is lost, the engine is not.
+            if any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state)):
+                self.state = self._empty_state()
+            raise
         return out
 
     def _warm_up(self) -> None:

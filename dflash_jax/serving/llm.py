@@ -7,8 +7,9 @@ what happens to them then is `batch.py`'s business.
 
 import dataclasses
 import logging
+import operator
 import secrets
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 GREEDY = SamplingParams()
+_CUT_SHORT = "a round was interrupted or failed while this request was decoding: ask again"
 
 
 class Arenas(NamedTuple):
@@ -146,16 +148,22 @@ class LLM:
         ids = self._check(prompt, params)
         if isinstance(ids, RequestError):
             raise ids
-        return self._stream(self._submit(ids, params), TextStream(self.tokenizer))
+        return self._stream(ids, params, TextStream(self.tokenizer))
 
-    def _stream(self, row: Row, text: TextStream) -> Generator[str, None, Completion]:
+    def _stream(
+        self, ids: list[int], params: SamplingParams, text: TextStream
+    ) -> Generator[str, None, Completion]:
+        # Queued by the first `next`: a generator that never starts never cleans up.
+        row = self._submit(ids, params)
         try:
             sent = 0
-            while row.finish_reason is None:
-                self._batch.step()
-                piece = text.push(row.token_ids[sent:])
-                sent = len(row.token_ids)
-                if piece:
+            # Another reader's step may have moved this row on, to its end even.
+            while sent < len(row.token_ids) or row.finish_reason is None:
+                if sent == len(row.token_ids):
+                    self._batch.step()
+                new = row.token_ids[sent:]
+                sent += len(new)
+                if piece := text.push(new):
                     yield piece
             if piece := text.finish():
                 yield piece
@@ -198,15 +206,9 @@ class LLM:
                     "this target's folder has no tokenizer.json: give token ids instead of text"
                 )
             return self.tokenizer.encode(prompt)
-        size = self.config.target.vocab_size
-        ids = list(prompt)
-        for token in ids:
-            if isinstance(token, (bool, float, str)) or not 0 <= token < size:
-                raise RequestError(
-                    f"token id {token!r} is outside the vocabulary: whole numbers from 0 to "
-                    f"{size - 1} are needed"
-                )
-        return [int(token) for token in ids]
+        if not isinstance(prompt, Iterable):
+            raise RequestError(f"prompt {prompt!r} is neither text nor a sequence of token ids")
+        return [_token_id(token, self.config.target.vocab_size) for token in prompt]
 
     def _submit(self, ids: list[int], params: SamplingParams) -> Row:
         seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
@@ -234,6 +236,7 @@ class LLM:
             finish_reason=row.finish_reason or "abort",
             prompt_token_ids=row.prompt,
             stats=row.stats,
+            error=_CUT_SHORT if row.finish_reason == "abort" else None,
         )
         answer.choices.append(answer)
         return answer
@@ -290,6 +293,20 @@ def _load(
     if progress is not None:
         progress("load", 2, total)
     return model, method
+
+
+def _token_id(token: object, vocab_size: int) -> int:
+    try:
+        # Takes NumPy's whole numbers and no float, which int() would cut.
+        index = -1 if isinstance(token, bool) else operator.index(token)  # type: ignore[arg-type]
+    except TypeError:
+        index = -1
+    if not 0 <= index < vocab_size:
+        raise RequestError(
+            f"token id {token!r} is outside the vocabulary: whole numbers from 0 to "
+            f"{vocab_size - 1} are needed"
+        )
+    return index
 
 
 def _check_length(ids: Sequence[int], params: SamplingParams, config: ResolvedConfig) -> None:

@@ -4,7 +4,8 @@ Plain records with their own checks; nothing here knows about slots or devices.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Sized
+from numbers import Integral
 from typing import Any, Literal
 
 from dflash_jax.errors import RequestError
@@ -52,6 +53,8 @@ class SamplingParams:
             findings.append(f"max_tokens={self.max_tokens!r}: a whole number >= 1 is needed")
         if self.seed is not None and not _is_whole(self.seed, 0, MAX_SEED):
             findings.append(f"seed={self.seed!r}: a whole number from 0 to {MAX_SEED} is needed")
+        if not (_is_listed(self.stop_token_ids) and all(map(_is_id, self.stop_token_ids))):
+            findings.append(f"stop_token_ids={self.stop_token_ids!r}: a list of ids is needed")
         if findings:
             raise RequestError("; ".join(findings))
 
@@ -62,6 +65,8 @@ class SamplingParams:
             f"{defaults[name].default!r}"
             for name in _UNSUPPORTED
             if getattr(self, name) != defaults[name].default
+            # An empty list of stops or biases wishes for nothing.
+            and not (isinstance(getattr(self, name), Sized) and not len(getattr(self, name)))
         ]
 
 
@@ -79,6 +84,14 @@ _UNSUPPORTED = (
     "logit_bias",
     "speculate",
 )
+
+
+def _is_listed(value: object) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping))
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
 def _is_whole(value: object, low: int, high: int | None = None) -> bool:

@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dflash_jax.errors import ConfigError, RequestError
 
@@ -37,17 +37,6 @@ class Answer(NamedTuple):
     prompt_ids: list[int]
     answer_ids: list[int]
     finish_reason: str
-
-
-class AnswerEngine(Protocol):
-    """What makes answers: an `LLM` without a drafter, at a high batch."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """Has `encode`, `chat_ids`, `eos_token_ids`."""
-
-    def generate(self, prompts: Sequence[list[int]], params: Any) -> Sequence[Any]:
-        """Completions (`token_ids`, `finish_reason`) in the order of the prompts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +100,9 @@ def user_turn(tokenizer: Any, seed: str = "") -> tuple[list[int], list[int]]:
 
     The part before, plus `seed`, is what a target continues to make up a prompt itself.
     """
-    marker = "\x00"
-    text = tokenizer.chat_text([{"role": "user", "content": marker}], add_generation_prompt=True)
+    marker = "@@@"
+    ids = tokenizer.chat_ids([{"role": "user", "content": marker}], add_generation_prompt=True)
+    text = tokenizer.decode(ids, skip_special_tokens=False)
     before, found, after = text.partition(marker)
     if not found:
         raise ConfigError("the chat template drops the user's text: no prompt can be made up")

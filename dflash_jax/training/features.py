@@ -51,8 +51,11 @@ def cache_features(
             taken for whole afterwards).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [path for path in shard_paths(corpus)
-               if not _is_current(_index_path(folder, path), path, layer_ids)]
+    missing = [
+        path
+        for path in shard_paths(corpus)
+        if not _is_current(_index_path(folder, path), path, layer_ids)
+    ]
     tokens = sum(len(a.prompt_ids) + len(a.answer_ids) for p in missing for a in read_shard(p))
     size = feature_bytes(tokens, len(layer_ids), target.config.hidden_size)
     log.info("features of %d tokens in %d shards: %.2f GB", tokens, len(missing), size / 1e9)
@@ -60,8 +63,9 @@ def cache_features(
     for path in missing:
         answers = list(read_shard(path))
         made_from = {"corpus_sha256": file_hash(path), "layer_ids": list(layer_ids)}
-        write_shard(_index_path(folder, path), answers, made_from,
-                    _in_order(run, answers, batch_size))
+        write_shard(
+            _index_path(folder, path), answers, made_from, _in_order(run, answers, batch_size)
+        )
 
 
 def read_features(folder: Path) -> list[Document]:
@@ -114,7 +118,9 @@ def _write_index(
     with partial.open("wb") as file:
         np.savez(
             file,
-            ids=np.concatenate([np.asarray(a.prompt_ids + a.answer_ids, np.int32) for a in answers]),
+            ids=np.concatenate(
+                [np.asarray(a.prompt_ids + a.answer_ids, np.int32) for a in answers]
+            ),
             borders=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
             answer_starts=np.asarray([len(a.prompt_ids) for a in answers], np.int32),
             ended=np.asarray([a.finish_reason == "stop" for a in answers], bool),
@@ -160,7 +166,7 @@ def _compiled_pass(target: Target, layer_ids: tuple[int, ...]):
     graph, state = nnx.split(target)
 
     @jax.jit
-    def features(state: nnx.State, ids: jax.Array) -> jax.Array:
+    def features(state: Any, ids: jax.Array) -> jax.Array:
         lengths = jnp.zeros((ids.shape[0],), jnp.int32)
         rows = nnx.merge(graph, state).run(ids, lengths, None, layer_ids)[1]
         return rows.astype(jnp.bfloat16)

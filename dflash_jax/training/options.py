@@ -28,8 +28,7 @@ class TrainOptions:
         documents_per_step, anchors_per_document: blocks of a step (a document with fewer eligible
             anchors gives fewer).
         optimizer: "adamw", or "muon" for matrices with AdamW for the rest.
-        learning_rate: peak, after a linear warm-up over `warmup` of the steps; cosine to 0. For
-            "muon" the rate of the matrices; the rest uses a tenth.
+        learning_rate: peak, after a linear warm-up over `warmup` of the steps; cosine to 0.
         gamma: decay of the slot weights, in slots.
         loss: "decayed" or "dpace" weights of the slots.
         narrow_until, narrow_width: blocks have `narrow_width` slots before this share of the steps.

@@ -70,8 +70,13 @@ def make_optimizer(options: TrainOptions) -> optax.GradientTransformation:
         rule = optax.adamw(schedule(rate), b1=0.9, b2=0.95, weight_decay=decay)
     else:
         rule = optax.contrib.muon(
-            schedule(rate), weight_decay=decay, adam_b2=0.95, adam_weight_decay=decay,
-            adam_learning_rate=schedule(rate / 10), consistent_rms=0.2,
+            schedule(rate),
+            weight_decay=decay,
+            adam_b2=0.95,
+            adam_weight_decay=decay,
+            # Updates of the size that AdamW's have (Liu et al. 2025, 2502.16982), so that both
+            # rules take the same rate.
+            consistent_rms=0.2,
         )
     return optax.chain(optax.clip_by_global_norm(options.clip), rule)
 
@@ -103,8 +108,9 @@ def block_loss(
     else:
         weights = losses.decay_weights(width - 1, options.gamma)[None, None, :]
     loss = losses.weighted_mean(each, weights, scored)
-    return loss, _mean_run(losses.accepted_run(jax.lax.stop_gradient(logits), labels, scored),
-                           scored)[0]
+    return loss, _mean_run(
+        losses.accepted_run(jax.lax.stop_gradient(logits), labels, scored), scored
+    )[0]
 
 
 def train_step(
@@ -129,7 +135,7 @@ def train_step(
         return block_loss(drafter, batch, candidates, embed, head, width=width, options=options)
 
     (loss, accepted), gradients = jax.value_and_grad(objective, has_aux=True)(state.params)
-    norm = optax.global_norm(gradients)
+    norm = _norm(gradients)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     # Optax mixes Python scalars and arrays; strict promotion is a rule for the model's arithmetic.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
@@ -162,6 +168,11 @@ def measure(
     return mean * anchors, anchors, by_slot, scored.astype(jnp.float32).sum((0, 1))
 
 
+def _norm(gradients: Params) -> Float[Array, ""]:
+    """Euclidean norm over all leaves."""
+    return jnp.sqrt(jnp.sum(jnp.stack([jnp.sum(g * g) for g in gradients.values()])))
+
+
 def _mean_run(
     runs: Float[Array, "b m"], scored: Bool[Array, "b m k"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -178,8 +189,15 @@ def compile_step(abstract: DFlashDrafter, options: TrainOptions) -> Callable[...
 
     def step(state, batch, candidates, embed, head, width):
         return train_step(
-            state, batch, candidates, embed, head,
-            abstract=abstract, optimizer=optimizer, width=width, options=options,
+            state,
+            batch,
+            candidates,
+            embed,
+            head,
+            abstract=abstract,
+            optimizer=optimizer,
+            width=width,
+            options=options,
         )
 
     return jax.jit(step, static_argnames="width", donate_argnums=0)

@@ -14,14 +14,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from dflash_jax.config import DrafterConfig, TargetConfig, read_config
+from dflash_jax.config import DTYPES, DrafterConfig, TargetConfig, read_config
 from dflash_jax.errors import ConfigError
 from dflash_jax.models import DFlashDrafter, Target, build_drafter, build_target
 from dflash_jax.weights import names, orbax, safetensors
 from dflash_jax.weights.hub import resolve_model
 from dflash_jax.weights.names import Kind
-
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 Model = TypeVar("Model", Target, DFlashDrafter)
 

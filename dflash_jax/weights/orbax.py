@@ -124,11 +124,24 @@ def _metadata(checkpointer: ocp.Checkpointer, place: Path) -> tuple[dict[str, An
     """The recorded config, and shape and dtype of every parameter by dotted path."""
     try:
         metadata: Any = checkpointer.metadata(place)
-        return metadata.custom_metadata["config"], dict(metadata.item_metadata)
+        recorded, arrays = (metadata.custom_metadata or {}).get("config"), metadata.item_metadata
     except Exception as error:  # Orbax raises what its storage layers raise
-        raise CheckpointError(
-            f"{place} holds no readable converted parameters ({error}): convert the model again"
-        ) from error
+        raise CheckpointError(_damaged(place, _first_line(error))) from error
+    # What Orbax cannot read it logs and leaves out.
+    if recorded is None or arrays is None:
+        missing = "config" if recorded is None else "list of parameters"
+        raise CheckpointError(_damaged(place, f"its {missing} is missing or unreadable"))
+    return recorded, dict(arrays)
+
+
+def _damaged(place: Path, why: str) -> str:
+    return f"{place} holds no readable converted parameters: {why}; convert the model again"
+
+
+def _first_line(error: Exception) -> str:
+    """What happened, without the storage layer's configuration that follows."""
+    text = str(error).split(" See full TensorStore details", 1)[0]
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _checkpointer() -> ocp.Checkpointer:
@@ -182,7 +195,6 @@ def _read(
     try:
         return jax.block_until_ready(checkpointer.restore(place, args=request))
     except Exception as error:  # Orbax raises what its storage layers raise
-        raise CheckpointError(
-            f"{place} is damaged: reading {next(iter(group))} and {len(group) - 1} more failed: "
-            f"{error}; convert the model again"
-        ) from error
+        names_read = f"{next(iter(group))} and {len(group) - 1} more"
+        why = f"reading {names_read} failed: {_first_line(error)}"
+        raise CheckpointError(_damaged(place, why)) from error

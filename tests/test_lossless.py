@@ -1,0 +1,224 @@
+"""Invariant 1: whatever the drafter, the batch, the prompt or the chunking, the text is the target's.
+
+The oracle is a greedy loop in NumPy with no cache and no drafter (`numpy_pair.py`); it is held to
+the JAX model without a cache once.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import tiny_engine
+from numpy_pair import NumpyContext, NumpyTarget
+from tiny_engine import HostDrafter, among
+
+import dflash_jax as dj
+from dflash_jax.serving.batch import Batch
+
+EDGES = [1, 2, 7, 8, 9, 31, 32, 33]
+
+
+@dataclasses.dataclass
+class Pair:
+    """A pair on disk, its oracle, and answers that are computed once."""
+
+    target: Path
+    drafter: Path
+    oracle: NumpyTarget
+    host: HostDrafter = dataclasses.field(default_factory=HostDrafter)
+    known: dict[tuple[int, ...], list[int]] = dataclasses.field(default_factory=dict)
+
+    def prompt(self, length: int) -> list[int]:
+        rng = np.random.default_rng(length)
+        return rng.integers(0, 97, length).tolist()
+
+    def answers(self, requests: list[tuple[list[int], int]]) -> list[list[int]]:
+        return [self._answer(prompt, count) for prompt, count in requests]
+
+    def _answer(self, prompt: list[int], count: int) -> list[int]:
+        known = self.known.setdefault(tuple(prompt), [])
+        known += self.oracle.greedy([*prompt, *known], count - len(known))
+        return known[:count]
+
+
+@pytest.fixture(scope="module")
+def t_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp("pair")
+    target = tiny.write_target(folder / "target")
+    return Pair(target, tiny.write_drafter(folder / "drafter"), NumpyTarget(target))
+
+
+@pytest.fixture(scope="module", params=["T", *tiny.PAIRS])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    if request.param == "T":
+        return request.getfixturevalue("t_pair")
+    folder = tiny.GOLDEN / request.param
+    return Pair(folder / "target", folder / "drafter", NumpyTarget(folder / "target"))
+
+
+@pytest.fixture(scope="module")
+def batch(pair: Pair) -> Iterator[Batch]:
+    """Eight slots; what is proposed changes between requests, the programs stay."""
+    built = tiny_engine.engine(
+        pair.target, pair.drafter, pair.host, row_sizes=(1, 4, 8), max_seq_len=64, max_batch_size=8
+    )
+    yield Batch(built)
+
+
+def rules(texts: list[list[int]]) -> dict[str, Callable | None]:
+    return {
+        "perfect": among(texts, wrong=lambda length: None),
+        "own": None,
+        "random": tiny_engine.random_drafts(0),
+        "always wrong": among(texts, wrong=lambda length: 0),
+        "wrong at every slot in turn": among(texts, wrong=lambda length: length % 8),
+    }
+
+
+def test_the_oracle_is_the_model_without_a_cache(t_pair: Pair):
+    prompt = t_pair.prompt(9)
+    assert t_pair.oracle.greedy(prompt, 24) == tiny.reference(
+        dj.load_target(t_pair.target), prompt, 24
+    )
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_any_drafter_in_a_ragged_batch_leaves_the_text_alone(pair: Pair, batch: Batch, count: int):
+    """Fault 1. Twelve requests share eight slots and end one by one."""
+    lengths = [*EDGES, 5, 20, 3, 12][-count:] if count < 12 else [*EDGES, 5, 20, 3, 12]
+    requests = [(pair.prompt(n), 31 - 2 * i) for i, n in enumerate(lengths)]
+    answers = pair.answers(requests)
+    texts = [prompt + answer for (prompt, _), answer in zip(requests, answers, strict=True)]
+    for name, rule in rules(texts).items():
+        pair.host.rule = rule
+        rows = tiny_engine.run(batch, *requests)
+        assert [row.token_ids for row in rows] == answers, name
+        accepted = sum(row.stats.num_accepted_drafts for row in rows)
+        if name == "always wrong":
+            assert accepted == 0
+        if name == "perfect":
+            width = batch.engine.config.verify_width
+            assert max(row.stats.acceptance_lengths[0] for row in rows) == width
+
+
+@pytest.fixture(scope="module")
+def narrow(t_pair: Pair) -> dict[int, Batch]:
+    """One slot and blocks of every width below the trained one."""
+    return {
+        k: Batch(
+            tiny_engine.engine(
+                t_pair.target,
+                t_pair.drafter,
+                t_pair.host,
+                max_seq_len=76,
+                max_batch_size=1,
+                max_num_tokens=76,
+                max_draft_len=k,
+            )
+        )
+        for k in (1, 2, 3)
+    }
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_every_width_up_to_the_trained_one_leaves_the_text_alone(t_pair, narrow, width: int):
+    """Fault 1: prompt lengths around the buckets, 40 tokens, P in {1, 2, 3}."""
+    requests = [(t_pair.prompt(n), 40) for n in EDGES]
+    answers = t_pair.answers(requests)
+    texts = [prompt + answer for (prompt, _), answer in zip(requests, answers, strict=True)]
+    for name, rule in rules(texts).items():
+        t_pair.host.rule = rule
+        rows = tiny_engine.run(narrow[width], *requests)
+        assert [row.token_ids for row in rows] == answers, name
+        assert all(set(row.stats.drafts_per_round) <= {width} for row in rows)
+
+
+def test_a_slot_answers_as_a_fresh_engine_whatever_it_held_before(t_pair, narrow):
+    """Fault 57: 30 + 20 tokens, then 3 + 20, then 30 + 20 again, in the one slot there is."""
+    long, short = (t_pair.prompt(30), 20), (t_pair.prompt(3), 20)
+    t_pair.host.rule = None
+    rows = tiny_engine.run(narrow[3], long, short, long)
+    assert [row.token_ids for row in rows] == t_pair.answers([long, short, long])
+    assert rows[0].stats == rows[2].stats
+
+
+def test_history_is_prompt_and_answer_after_every_round_at_every_width(t_pair, narrow):
+    """Fault 3: a perfect drafter, the budget nearly spent; arenas count what was committed."""
+    requests = [(t_pair.prompt(5), count) for count in range(1, 10)]
+    text = t_pair.prompt(5) + t_pair.oracle.greedy(t_pair.prompt(5), 16)
+    t_pair.host.rule = among([text], wrong=lambda length: None)
+    for width, batch in narrow.items():
+        for prompt, count in requests:
+            row = batch.submit(prompt, dj.SamplingParams(max_tokens=count), 0, ())
+            while row.finish_reason is None:
+                batch.step()
+                assert prompt + row.token_ids == text[: len(prompt + row.token_ids)], width
+                if row.finish_reason is None:
+                    state = batch.engine.state
+                    history = len(prompt + row.token_ids) - 1
+                    assert int(state.kv.lengths[0]) == history
+                    assert state.context is not None and int(state.context.lengths[0]) == history
+            assert len(row.token_ids) == count
+
+
+def test_every_prompt_length_that_can_be_served_is_answered_to_the_last_place(t_pair: Pair):
+    """Prompt lengths 1 … served length - 1, each filling what is left; 39 requests, 4 slots."""
+    host = HostDrafter()
+    batch = Batch(
+        tiny_engine.engine(
+            t_pair.target, t_pair.drafter, host, row_sizes=(4,), max_seq_len=40, max_batch_size=4
+        )
+    )
+    requests = [(t_pair.prompt(n), 40 - n) for n in range(1, 40)]
+    answers = t_pair.answers(requests)
+    texts = [prompt + answer for (prompt, _), answer in zip(requests, answers, strict=True)]
+    host.rule = among(texts, wrong=lambda length: length % 5)
+    rows = tiny_engine.run(batch, *requests)
+    assert [row.token_ids for row in rows] == answers
+
+
+def test_chunks_of_a_prompt_are_one_prompt_to_target_and_drafter(t_pair: Pair):
+    """Faults 44, 50: chunks of 8; no empty one, and all context rows as from one shot."""
+    engine = tiny_engine.engine(
+        t_pair.target, t_pair.drafter, max_seq_len=48, max_batch_size=1, max_num_tokens=8
+    )
+    context = NumpyContext(t_pair.drafter)
+    for length in (1, 7, 8, 9, 16, 17, 20):
+        prompt = t_pair.prompt(length)
+        first = engine.prefill(0, prompt, temperature=0.0, seed=0)
+        assert [first] == t_pair.oracle.greedy(prompt, 1)
+        arena = engine.state.context
+        assert arena is not None and arena.lengths.tolist() == [length]
+        wanted = context.rows(t_pair.oracle.forward(prompt).outputs)
+        for layer, (keys, values) in zip(arena.layers, wanted, strict=True):
+            np.testing.assert_allclose(layer.keys[0, :, :length], keys, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(layer.values[0, :, :length], values, rtol=1e-5, atol=1e-5)
+    request = (t_pair.prompt(20), 24)
+    assert tiny_engine.run(Batch(engine), request)[0].token_ids == t_pair.answers([request])[0]
+
+
+def test_drafts_of_a_request_do_not_depend_on_its_batch_mates(t_pair: Pair, tmp_path: Path):
+    """Fault 43: blocks of 16, batches of 1, 3 (bucket 4) and 5 (bucket 8)."""
+    drafter = tiny.write_drafter(tmp_path / "wide", block_size=16)
+    batch = Batch(
+        tiny_engine.engine(
+            t_pair.target, drafter, row_sizes=(1, 4, 8), max_seq_len=32, max_batch_size=8
+        )
+    )
+    drafts = []
+    for mates in (0, 2, 4):
+        first = batch.submit(t_pair.prompt(9), dj.SamplingParams(max_tokens=12), 0, ())
+        for i in range(mates):
+            batch.submit(t_pair.prompt(3 + 4 * i), dj.SamplingParams(max_tokens=16), 0, ())
+        seen = []
+        while first.finish_reason is None:
+            batch.step()
+            seen.append(batch.last_rounds[0].drafts)
+        while any(batch.slots):
+            batch.step()
+        drafts.append(seen)
+    assert all(len(one) == 15 for one in drafts[0])
+    assert drafts[0] == drafts[1] == drafts[2]

@@ -1,0 +1,283 @@
+"""Tests of `training/trainer.py` and what it runs: resume, frozen target, guards, order of data."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tiny_training as tiny
+from dflash_jax.errors import ConfigError
+from dflash_jax.training import batches, step
+from dflash_jax.training.blocks import build_batch
+from dflash_jax.training.options import TrainingError, TrainOptions, drafter_config
+from dflash_jax.training.start import start_drafter
+from dflash_jax.training.trainer import train
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.target()
+
+
+@pytest.fixture(scope="module")
+def documents(model):
+    return tiny.documents(model)
+
+
+def _params(drafter):
+    return {name: np.asarray(value) for name, value in step.drafter_params(drafter).items()}
+
+
+def _assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+def test_a_run_logs_every_ten_steps_and_measures_held_out_documents(model, documents, tmp_path):
+    options = tiny.options(
+        steps=20, held_out=0.4, evaluate_every=20, save_every=20, narrow_until=0.1
+    )
+    trained = train(model, documents, tmp_path, options)
+    with (tmp_path / "log.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == [10, 20]
+    assert trained.held_out is not None and trained.held_out.anchors > 0
+    assert 1.0 <= trained.held_out.accepted <= 4.0
+    assert rows[-1]["held_out_accepted"] == f"{trained.held_out.accepted:.4f}"
+    assert [row["width"] for row in rows] == ["4", "4"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_drafter_can_learn_eight_texts_by_heart(model, tmp_path, optimizer):
+    texts = [tiny.document(model, 16, 3, seed=i) for i in range(8)]
+    options = tiny.options(
+        steps=250,
+        documents_per_step=8,
+        anchors_per_document=12,
+        narrow_until=0.0,
+        optimizer=optimizer,
+        evaluate_every=250,
+        save_every=250,
+        learning_rate=2e-2,
+    )
+    drafter = train(model, texts, tmp_path, options).drafter
+    held = batches.held_out_batches(texts, per_step=8, quota=12, width=4, seed=0)[0]
+    measure = step.compile_measure(step.abstract_of(drafter))
+    params = step.drafter_params(drafter)
+    runs, anchors, matches, scored = measure(params, held, model.embedding, model.head, width=4)
+    assert float(matches.sum() / scored.sum()) > 0.9
+    assert float(runs / anchors) > 3.0
+
+
+_CHILD = """
+import sys
+from pathlib import Path
+import tiny_training as tiny
+from dflash_jax.training import snapshots, trainer
+model = tiny.target()
+saved = snapshots.Snapshots.save
+def save_and_die(self, state):
+    saved(self, state)
+    if int(state.step) == 5 and sys.argv[2] == "die":
+        import os, signal
+        os.kill(os.getpid(), signal.SIGKILL)
+snapshots.Snapshots.save = save_and_die
+trainer.train(model, tiny.documents(model), Path(sys.argv[1]), tiny.options())
+"""
+
+
+def test_a_run_killed_in_the_middle_resumes_to_the_same_parameters_bit_for_bit(
+    model, documents, tmp_path
+):
+    """Fault 127. The killed run is another process, stopped with SIGKILL after its checkpoint."""
+    straight = train(model, documents, tmp_path / "straight", tiny.options())
+    killed = subprocess.run(
+        [sys.executable, "-c", _CHILD, str(tmp_path / "killed"), "die"],
+        cwd=HERE,
+        env=os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = train(model, documents, tmp_path / "killed", tiny.options())
+    assert resumed.steps == straight.steps == 10
+    _assert_same(_params(resumed.drafter), _params(straight.drafter))
+    with (tmp_path / "killed" / "log.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["5", "10"]
+
+
+def test_a_resume_with_other_options_or_documents_names_the_difference(model, documents, tmp_path):
+    train(model, documents, tmp_path, tiny.options(steps=2))
+    with pytest.raises(ConfigError, match=r"gamma was 4.0 and is 5.0"):
+        train(model, documents, tmp_path, tiny.options(steps=2, gamma=5.0))
+    with pytest.raises(ConfigError, match="documents_sha256"):
+        train(model, documents[1:], tmp_path, tiny.options(steps=2))
+
+
+def test_a_run_can_begin_with_a_trained_drafter_and_keeps_its_config(model, documents, tmp_path):
+    """Fault 129: the taps and widths are the loaded drafter's, not the options' defaults."""
+    first = train(model, documents, tmp_path / "a", tiny.options(steps=2)).drafter
+    options = tiny.options(steps=2, num_layers=1, learning_rate=0.0)
+    second = train(model, documents, tmp_path / "b", options, begin_with=first).drafter
+    assert second.config == first.config
+    _assert_same(_params(first), _params(second))
+
+
+def test_the_optimiser_holds_the_draft_leaves_and_nothing_of_the_target(model, documents, tmp_path):
+    """Fault 130: leaf counts, and the target's arrays are unchanged bit for bit."""
+    before = [np.array(leaf) for leaf in jax.tree.leaves(jax.tree.map(np.array, _state(model)))]
+    options = tiny.options()
+    drafter = start_drafter(drafter_config(model.config, options), model, init="target", seed=0)
+    state = step.initial_state(drafter, options)
+    shapes = sorted(value.shape for value in state.params.values())
+    moments = [leaf.shape for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim]
+    assert sorted(moments) == sorted(2 * shapes)
+    train(model, documents, tmp_path, options)
+    after = [np.array(leaf) for leaf in jax.tree.leaves(_state(model))]
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _state(model):
+    from flax import nnx
+
+    return nnx.state(model)
+
+
+def test_a_tied_head_is_the_embedding_itself_and_an_untied_one_is_not(model):
+    """Fault 80: the array that training multiplies by is the target's own."""
+    assert model.head is model.embedding
+    untied = tiny.target(tie_word_embeddings=False)
+    assert untied.head is untied.lm_head.weight[...]
+    assert not np.array_equal(untied.head, untied.embedding)
+
+
+def test_a_batch_without_an_anchor_leaves_the_weights_as_they_are(model):
+    """Fault 123: only documents too short for a block."""
+    options = tiny.options(full_head_from=0.0, weight_decay=0.1)
+    drafter = start_drafter(drafter_config(model.config, options), model, init="random", seed=0)
+    compiled = step.compile_step(step.abstract_of(drafter), options)
+    before = _params(drafter)
+    short = tiny.document(model, 3, 2)
+    batch = build_batch([short, short], [np.zeros(0, np.int32)] * 2, width=4, quota=3)
+    state = step.initial_state(drafter, options)
+    state, report = compiled(state, batch, None, model.embedding, model.head, width=4)
+    assert float(report.loss) == 0.0 and bool(report.finite) and int(state.step) == 1
+    _assert_same(before, {name: np.asarray(value) for name, value in state.params.items()})
+
+
+def test_features_that_are_not_finite_stop_the_run_and_are_named(model, documents, tmp_path):
+    """Fault 124: one inf in one document; the checkpoint before it stays finite."""
+    features = documents[2].features.copy()
+    features[3, 1] = np.inf
+    spoiled = list(documents)
+    spoiled[2] = documents[2]._replace(features=features)
+    options = tiny.options(save_every=1)
+    with pytest.raises(TrainingError, match=r"step \d+: .*features of document 2 are not finite"):
+        train(model, spoiled, tmp_path, options)
+
+
+def test_a_step_that_is_not_finite_changes_neither_weights_nor_moments(model, documents):
+    """Fault 124."""
+    options = tiny.options(full_head_from=0.0)
+    drafter = start_drafter(drafter_config(model.config, options), model, init="random", seed=0)
+    compiled = step.compile_step(step.abstract_of(drafter), options)
+    features = np.full_like(documents[0].features, np.nan)
+    batch = build_batch(
+        [documents[0]._replace(features=features)], [np.array([6, 8], np.int32)], width=4, quota=2
+    )
+    state = step.initial_state(drafter, options)
+    before = jax.tree.map(np.array, state)
+    state, report = compiled(state, batch, None, model.embedding, model.head, width=4)
+    assert not bool(report.finite)
+    for one, other in zip(jax.tree.leaves(before), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_norm_weights_near_one_move_under_a_small_rate(model, documents, tmp_path):
+    """Fault 126: float32 parameters; a bfloat16 1.0 would not move by 1e-4."""
+    options = tiny.options(steps=8, learning_rate=1e-4, init="random")
+    drafter = train(model, documents, tmp_path, options).drafter
+    weight = np.asarray(drafter.norm.weight[...])
+    assert weight.dtype == np.float32
+    assert 0 < np.abs(weight - 1.0).max() < 2e-3
+
+
+def test_an_epoch_visits_every_document_once_and_epochs_differ():
+    lengths = np.arange(23)
+    steps = [batches.documents_at(lengths, s, 4, seed=1).tolist() for s in range(12)]
+    first, second = steps[:6], steps[6:]
+    assert sorted(sum(first, [])) == list(range(23)) == sorted(sum(second, []))
+    assert first != second
+    assert steps[3] == batches.documents_at(lengths, 3, 4, seed=1).tolist()
+
+
+def test_anchors_are_drawn_anew_every_epoch(model, documents):
+    lengths = np.asarray([len(d.ids) for d in documents])
+    drawn = {}
+    for number in range(8):
+        chosen, batch = batches.batch_at(
+            documents, lengths, number, per_step=2, quota=3, width=4, seed=0
+        )
+        for index, anchors in zip(chosen, np.asarray(batch.anchors), strict=False):
+            drawn.setdefault(int(index), []).append(tuple(anchors.tolist()))
+    assert any(len(set(epochs)) > 1 for epochs in drawn.values())
+
+
+def test_held_out_documents_stay_held_out_when_more_are_added(model, documents):
+    train_some, held_some = batches.split_held_out(documents[:5], 0.4)
+    train_all, held_all = batches.split_held_out(documents, 0.4)
+    ids = {d.ids.tobytes() for d in held_all}
+    assert {d.ids.tobytes() for d in held_some} <= ids
+    assert not ids & {d.ids.tobytes() for d in train_all}
+    assert len(train_some) + len(held_some) == 5
+
+
+def test_started_from_the_target_the_layers_are_its_last_ones_and_fc_passes_the_deepest_tap(model):
+    drafter = start_drafter(
+        drafter_config(model.config, tiny.options()), model, init="target", seed=0
+    )
+    for i in range(2):
+        np.testing.assert_array_equal(
+            drafter.layers[i].mlp.up_proj.weight[...], model.layers[4 + i].mlp.up_proj.weight[...]
+        )
+    np.testing.assert_array_equal(drafter.norm.weight[...], model.norm.weight[...])
+    np.testing.assert_array_equal(drafter.fc.weight[...][16:], np.eye(16, dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask_token_id": 61}, "mask_token_id 61 is outside the vocabulary of 61"),
+        ({"block_size": 1}, "block_size 1: at least 2"),
+        ({"num_layers": 7}, "num_layers 7 is more than the target's 6"),
+        ({"num_taps": 5}, "num_taps 5 gives the layer ids"),
+    ],
+)
+def test_options_that_do_not_fit_the_target_are_refused(model, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        drafter_config(model.config, TrainOptions(**(tiny.OPTIONS | changes)))
+
+
+def test_the_head_that_training_reads_has_no_gradient(model, documents):
+    """Fault 130: neither embedding nor head is among what `train_step` returns or changes."""
+    options = tiny.options(full_head_from=0.0)
+    drafter = start_drafter(drafter_config(model.config, options), model, init="target", seed=0)
+    compiled = step.compile_step(step.abstract_of(drafter), options)
+    embed = jnp.array(model.embedding)
+    kept = np.array(embed)
+    batch = build_batch(documents[:1], [np.array([6], np.int32)], width=4, quota=1)
+    state = step.initial_state(drafter, options)
+    compiled(state, batch, None, embed, embed, width=4)
+    np.testing.assert_array_equal(kept, embed)

@@ -1,0 +1,75 @@
+"""A tiny target with random weights and documents whose features are its own.
+
+Everything is made in memory in well under a second; nothing is trained here.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from dflash_jax.config import TargetConfig
+from dflash_jax.models import Target, build_target
+from dflash_jax.training.documents import Document
+from dflash_jax.training.options import TrainOptions
+
+VOCAB, MASK, TAPS = 61, 60, (1, 3)
+RAW: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+}
+OPTIONS: dict[str, Any] = {
+    "mask_token_id": MASK,
+    "num_layers": 2,
+    "num_taps": 2,
+    "block_size": 4,
+    "steps": 10,
+    "documents_per_step": 2,
+    "anchors_per_document": 3,
+    "learning_rate": 1e-2,
+    "frequent": 16,
+    "extra": 8,
+    "full_head_from": 0.8,
+    "narrow_until": 0.4,
+    "narrow_width": 3,
+    "held_out": 0.0,
+    "evaluate_every": 5,
+    "save_every": 5,
+}
+
+
+def options(**changes: Any) -> TrainOptions:
+    """A run of seconds; `changes` override."""
+    return TrainOptions(**(OPTIONS | changes))
+
+
+def target(**changes: Any) -> Target:
+    """A random target in float32."""
+    config = TargetConfig.from_dict(RAW | changes)
+    return build_target(config, dtype=jnp.float32, rngs=nnx.Rngs(7))
+
+
+def document(
+    model: Target, length: int, answer_start: int, *, seed: int = 0, ended: bool = True
+) -> Document:
+    """Random tokens with the model's features of them, rounded to bfloat16."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, MASK, length).astype(np.int32)
+    features = model.forward(jnp.asarray(ids), TAPS)[1]
+    return Document(ids, answer_start, ended, np.asarray(features).astype(jnp.bfloat16))
+
+
+def documents(model: Target, count: int = 7) -> list[Document]:
+    """Documents of different lengths."""
+    return [document(model, 14 + 3 * i, 5, seed=i, ended=i % 2 == 0) for i in range(count)]
