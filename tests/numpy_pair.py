@@ -5,7 +5,7 @@ type "default", no bias, no window. There is no cache, no drafter and no JAX in 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,7 +119,9 @@ class NumpyContext(Checkpoint):
         super().__init__(folder, "")
         self.taps = self.config["dflash_config"]["target_layer_ids"]
 
-    def rows(self, outputs: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    def rows(
+        self, outputs: np.ndarray | Mapping[int, np.ndarray]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Keys and values [k, t, d] of every drafter layer."""
         features = np.concatenate([outputs[tap] for tap in self.taps], axis=-1)
         h = rms_norm(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import jax
 import pytest
+
 import tiny
 import tiny_engine
-
 from dflash_jax.arena import sizes
 from dflash_jax.decoding.programs import init_state
 from dflash_jax.errors import ConfigError
@@ -115,8 +115,10 @@ def test_allocated_arenas_have_the_bytes_of_the_formula(tmp_path: Path, position
     drafter = tiny.write_drafter(tmp_path / "drafter", max_position_embeddings=positions)
     config = tiny_engine.resolved(target, drafter, max_seq_len=50, max_batch_size=3)
     state = init_state(config)
-    read = {name: json.loads((path / "config.json").read_text()) for name, path in (
-        ("target", target), ("drafter", drafter))}
+    read = {
+        name: json.loads((path / "config.json").read_text())
+        for name, path in (("target", target), ("drafter", drafter))
+    }
     assert all(c["hidden_size"] // c["num_attention_heads"] == 8 for c in read.values())
     context = state.context
     assert context is not None

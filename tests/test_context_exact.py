@@ -13,16 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
-import tiny_engine
-from numpy_pair import NumpyContext, NumpyTarget
-from tiny_engine import HostDrafter, Watched, among
 
 import dflash_jax as dj
+import tiny
+import tiny_engine
 from dflash_jax.arena.rows import ArenaRows
 from dflash_jax.decoding.round import EngineState
 from dflash_jax.serving.batch import Batch
 from dflash_jax.serving.engine import Engine
+from numpy_pair import NumpyContext, NumpyTarget
+from tiny_engine import HostDrafter, Watched, among
 
 POISON = 1e4
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import tiny
 import tiny_engine
+from dflash_jax.serving.batch import Batch, Row
 from numpy_pair import NumpyTarget
 from tiny_engine import HostDrafter, Watched, among
-
-from dflash_jax.serving.batch import Batch, Row
 
 TABLE, SERVED, K = 64, 256, 3
 PROMPTS = (10, 60, 64, 65, 200)
@@ -96,7 +96,9 @@ def test_alone_the_text_is_the_targets_and_one_warning_is_given(batch, answers, 
     row = tiny_engine.run(batch, (prompt(length), NEW))[0]
     check(row, answers[length])
     assert len(warnings(caplog)) == 1
-    assert f"{length} prompt tokens" in warnings(caplog)[0] and f"{TABLE} pos" in warnings(caplog)[0]
+    assert (
+        f"{length} prompt tokens" in warnings(caplog)[0] and f"{TABLE} pos" in warnings(caplog)[0]
+    )
 
 
 @pytest.mark.parametrize("length", PROMPTS)
@@ -130,9 +132,7 @@ def test_a_skipped_round_proposes_nothing_even_where_the_next_id_is_0(tmp_path: 
     drafter = write_drafter(tmp_path / "drafter", 16, hidden_size=tiny.ROWS)
     host = HostDrafter()
     host.rule = lambda anchors, lengths, own: np.zeros_like(own)
-    batch = Batch(
-        tiny_engine.engine(target, drafter, host, max_seq_len=32, max_batch_size=1)
-    )
+    batch = Batch(tiny_engine.engine(target, drafter, host, max_seq_len=32, max_batch_size=1))
     row = tiny_engine.run(batch, (prompt(6), 24))[0]
     assert row.token_ids == [0] * 24
     # 6 + 4 and 10 + 4 fit into 16, 14 + 4 does not.

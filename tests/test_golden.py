@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from safetensors.numpy import load_file
 
 import dflash_jax as dj
+import tiny
 
 NEW_TOKENS = 48
 TOLERANCE = 2e-4

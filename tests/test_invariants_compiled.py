@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
-import tiny_engine
 
 import dflash_jax as dj
+import tiny
+import tiny_engine
 from dflash_jax.config import ResolvedConfig
 from dflash_jax.decoding import programs
 from dflash_jax.decoding.draft import BlockDrafter
@@ -33,9 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     taps = {"mask_token_id": tiny.MASK, "target_layer_ids": [0, 1]}
     return (
         tiny.write_target(folder / "target", **changes),
-        tiny.write_drafter(
-            folder / "drafter", num_target_layers=2, dflash_config=taps, **changes
-        ),
+        tiny.write_drafter(folder / "drafter", num_target_layers=2, dflash_config=taps, **changes),
     )
 
 
@@ -267,8 +265,5 @@ def test_attention_is_the_dense_softmax_however_the_arena_is_read(case: Case):
             piece,
         )
         part = Part(jnp.asarray(own[0]), jnp.asarray(own[1]), mask)
-        found = jax.jit(lambda q, part=part, cached=cached: attend(q, part, cached))(
-            jnp.asarray(q)
-        )
+        found = jax.jit(lambda q, part=part, cached=cached: attend(q, part, cached))(jnp.asarray(q))
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5, err_msg=f"piece {piece}")
-

@@ -1,4 +1,4 @@
-"""Invariant 1: whatever the drafter, the batch, the prompt or the chunking, the text is the target's.
+"""Invariant 1: whatever the drafter, the batch or the prompt, the text is the target's own.
 
 The oracle is a greedy loop in NumPy with no cache and no drafter (`numpy_pair.py`); it is held to
 the JAX model without a cache once.
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
-import tiny_engine
-from numpy_pair import NumpyContext, NumpyTarget
-from tiny_engine import HostDrafter, among
 
 import dflash_jax as dj
+import tiny
+import tiny_engine
 from dflash_jax.serving.batch import Batch
+from numpy_pair import NumpyContext, NumpyTarget
+from tiny_engine import HostDrafter, among
 
 EDGES = [1, 2, 7, 8, 9, 31, 32, 33]
 

