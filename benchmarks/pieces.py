@@ -162,7 +162,8 @@ def _drafter_parts(config: ResolvedConfig, target: Model, drafter: Model) -> dic
         context = method.absorb(context._replace(lengths=lengths), slot, features, slot + 1)
         return context, context.lengths + 0
 
-    begin = (context, jnp.asarray(filled(config)), drafter.leaves, features)
+    # Taken from a state of its own: the program donates it.
+    begin = (filled_state(config).context, jnp.asarray(filled(config)), drafter.leaves, features)
     taking = jax.jit(absorb, donate_argnums=0).lower(*begin).compile()
     return {
         f"draft: layers, {width} slots": _compiled(layers, target.leaves, drafter.leaves, context),

@@ -9,6 +9,8 @@ from rich.table import Table
 def show(document: dict[str, Any]) -> None:
     """Arms, the floor, and the breakdown where it was asked for."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        console = Console(stderr=True, width=130)
     console.print(_arms(document))
     console.print(_note(document), highlight=False, markup=False)
     if "breakdown" in document:

@@ -1,4 +1,4 @@
-"""The oracle of engine tests: target and drafter context in NumPy float64, written from the formulas.
+"""The oracle of engine tests: target and drafter context in NumPy float64, from the formulas.
 
 Reads the tensors of a checkpoint with the safetensors library and knows only the plain case: rotary
 type "default", no bias, no window. There is no cache, no drafter and no JAX in here.

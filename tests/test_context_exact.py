@@ -102,7 +102,9 @@ def test_all_arena_rows_are_a_fresh_prefill_of_the_committed_tokens_after_every_
     oracle, host = NumpyTarget(folders[0]), HostDrafter()
     requests = [(prompt(n), count) for n, count in ((5, 25), (1, 12), (33, 9), (12, 16))]
     texts = [ids + oracle.greedy(ids, count + 8) for ids, count in requests]
-    engine = tiny_engine.engine(*folders, host, row_sizes=(3,), max_seq_len=48, max_batch_size=3)
+    engine = tiny_engine.engine(
+        folders[0], folders[1], host, row_sizes=(3,), max_seq_len=48, max_batch_size=3
+    )
     turn, width = itertools.count(), engine.config.verify_width
     host.rule = among(texts, wrong=lambda length: next(turn) % width)
     exact = Exact(*folders)
@@ -133,7 +135,7 @@ def device(state: EngineState) -> EngineState:
 
 
 def kept_rows(state: EngineState, slot: int) -> list[np.ndarray]:
-    arenas = (state.kv, state.context)
+    arenas: tuple[Any, ...] = (state.kv, state.context)
     return [
         np.asarray(array)[slot, :, : int(arena.lengths[slot])]
         for arena in arenas
@@ -147,7 +149,13 @@ def test_poison_in_rejected_and_idle_rows_changes_no_bit(folders, read_piece: in
     host, oracle = HostDrafter(), NumpyTarget(folders[0])
     texts = [prompt(n) + oracle.greedy(prompt(n), 30) for n in (5, 9)]
     engine = tiny_engine.engine(
-        *folders, host, row_sizes=(4,), read_piece=read_piece, max_seq_len=48, max_batch_size=4
+        folders[0],
+        folders[1],
+        host,
+        row_sizes=(4,),
+        read_piece=read_piece,
+        max_seq_len=48,
+        max_batch_size=4,
     )
     # Slot 0 was used before and is idle now.
     for slot, ids in ((0, prompt(20)), (1, prompt(5)), (3, prompt(9))):
@@ -199,7 +207,7 @@ def _check_logits(engine: Engine, state: EngineState, target: Path, piece: int |
 def test_idle_lengths_never_grow_while_the_others_gain_eight_a_step(scripted):
     """Five slots of which three decode: [40, 300, 7, 0, 0], +8 a step with a perfect drafter."""
     engine = tiny_engine.engine(
-        *scripted, tiny.perfect(), row_sizes=(5,), max_seq_len=400, max_batch_size=5
+        scripted[0], scripted[1], tiny.perfect(), row_sizes=(5,), max_seq_len=400, max_batch_size=5
     )
     for slot, length in enumerate((40, 300, 7)):
         engine.prefill(slot, prompt(length), temperature=0.0, seed=0)
@@ -217,7 +225,7 @@ def test_idle_lengths_never_grow_while_the_others_gain_eight_a_step(scripted):
 def test_first_and_last_row_are_unharmed_by_rounds_of_the_rows_between(scripted):
     """Fault 58: all arena rows marked, slots 0 and 4 idle, none of their bits may change."""
     engine = tiny_engine.engine(
-        *scripted, tiny.perfect(), row_sizes=(5,), max_seq_len=64, max_batch_size=5
+        scripted[0], scripted[1], tiny.perfect(), row_sizes=(5,), max_seq_len=64, max_batch_size=5
     )
     # Marks everywhere, lengths of idle slots included: no length is a licence to write.
     marked = tiny_engine.snapshot(engine.state)
@@ -243,7 +251,7 @@ def test_a_block_may_start_at_every_place_before_the_served_end(scripted):
     `Watched` compares every other row bit for bit: nothing is clamped back over earlier rows.
     """
     engine = tiny_engine.engine(
-        *scripted, tiny.perfect(), row_sizes=(8,), max_seq_len=32, max_batch_size=8
+        scripted[0], scripted[1], tiny.perfect(), row_sizes=(8,), max_seq_len=32, max_batch_size=8
     )
     assert engine.state.kv.layers[0].keys.shape[2] == 32 + 8
     batch = Batch(Watched(engine))
@@ -257,7 +265,7 @@ def test_a_block_may_start_at_every_place_before_the_served_end(scripted):
 def test_the_engine_watched_here_is_caught_when_it_writes_too_much(scripted):
     """The watcher itself: one row more, one length more, one bit elsewhere are all noticed."""
     engine = tiny_engine.engine(
-        *scripted, tiny.perfect(), row_sizes=(2,), max_seq_len=32, max_batch_size=2
+        scripted[0], scripted[1], tiny.perfect(), row_sizes=(2,), max_seq_len=32, max_batch_size=2
     )
     engine.prefill(0, prompt(4), temperature=0.0, seed=0)
     honest = engine.round

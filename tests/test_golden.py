@@ -52,7 +52,11 @@ def test_logits_features_and_draft_hidden_states_are_those_of_the_reference(gold
     drafter = dj.load_drafter(golden.folder / "drafter")
     config = drafter.config
     forward = jax.jit(lambda ids: target.forward(ids, config.target_layer_ids))
-    draft = jax.jit(lambda *block: drafter.forward(*block, target.embedding, target.head))
+    draft = jax.jit(
+        lambda features, ids, places: drafter.forward(
+            features, ids, places, target.embedding, target.head
+        )
+    )
     for i, prompt in enumerate(golden.prompts):
         wanted = {k[:-1]: v for k, v in golden.vectors.items() if k.endswith(str(i))}
         logits, features = forward(jnp.asarray(prompt, jnp.int32))

@@ -62,6 +62,7 @@ def listed(config: ResolvedConfig, models: Any) -> dict[str, programs.Program]:
 
 def arena_bytes(config: ResolvedConfig) -> int:
     state = jax.eval_shape(lambda: programs.init_state(config))
+    assert state.context is not None
     layers = (state.kv.layers, state.context.layers)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(layers))
 
@@ -80,11 +81,12 @@ def test_arenas_are_updated_in_place_and_temporaries_grow_with_one_layers_rows(
     folders, models, read_piece: int | None, name: str
 ):
     """Invariant 6. `read_piece=None` is the path of a GPU, compiled for this CPU."""
-    memory = {}
+    memory: dict[int, Any] = {}
     for length in (C, 4 * C):
         config = config_for(folders, length, read_piece)
         compiled = programs.compile_program(listed(config, models)[name])
         memory[length] = compiled.memory_analysis()
+        assert memory[length] is not None
         assert memory[length].alias_size_in_bytes >= arena_bytes(config)
     growth = memory[4 * C].temp_size_in_bytes - memory[C].temp_size_in_bytes
     config = config_for(folders, C, read_piece)
@@ -101,14 +103,16 @@ def served(folders: tuple[Path, Path]) -> dj.LLM:
 
 
 def test_every_program_of_an_engine_aliases_its_arenas(served: dj.LLM):
-    size = sum(leaf.nbytes for arena in served.arenas for leaf in jax.tree.leaves(arena.layers))
+    arenas: tuple[Any, ...] = served.arenas
+    size = sum(leaf.nbytes for arena in arenas for leaf in jax.tree.leaves(arena.layers))
     assert set(served.programs) == {
         "prefill-32",
         "prefill-40",
         *(f"round-{rows}-{kind}" for rows in (1, 2) for kind in ("greedy", "sampled")),
     }
     for name, program in served.programs.items():
-        assert program.memory_analysis().alias_size_in_bytes >= size, name
+        memory: Any = program.memory_analysis()
+        assert memory.alias_size_in_bytes >= size, name
 
 
 def test_warm_up_leaves_all_lengths_at_zero_and_donated_arenas_are_gone(served: dj.LLM):

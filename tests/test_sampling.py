@@ -7,6 +7,7 @@ joint of two positions is a product of table entries (the oracle).
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +54,7 @@ def markov(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dj.LLM]:
     logits[4:, 0] = 0.0
     target = tiny.write_script_target(folder / "target", logits=logits, num_hidden_layers=1)
     drafter = write_drafter(folder / "drafter")
-    sizes = {"max_seq_len": 32, "max_batch_size": 64}
+    sizes: dict[str, Any] = {"max_seq_len": 32, "max_batch_size": 64}
     return {
         "plain": tiny_engine.start(target, None, **sizes),
         "likely": tiny_engine.start(target, drafter, tiny.perfect(LIKELY), **sizes),
@@ -129,7 +130,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dj.LLM, dj.
     folder = tmp_path_factory.mktemp("pair")
     target = tiny.write_target(folder / "target")
     drafter = tiny.write_drafter(folder / "drafter")
-    sizes = {"max_seq_len": 48, "max_batch_size": 4}
+    sizes: dict[str, Any] = {"max_seq_len": 48, "max_batch_size": 4}
     yield (
         tiny_engine.start(target, drafter, **sizes),
         tiny_engine.start(target, None, **sizes),

@@ -72,11 +72,11 @@ def test_slot_k_is_scored_against_the_token_k_after_the_anchor():
     features = positions[:, None].astype(jnp.bfloat16)
     document = Document(positions, 3, True, features)
     batch = build_batch([document], [np.array([3, 9])], width=WIDTH, quota=3, multiple=1)
-    assert batch.anchors.tolist() == [[3, 9, 0]]
-    assert batch.anchor_ids.tolist() == [[3, 9, 0]]
-    assert batch.labels.tolist() == [[[4, 5, 6], [10, 11, 0], [0, 0, 0]]]
-    assert batch.scored.tolist() == [[[True] * 3, [True, True, False], [False] * 3]]
-    assert np.asarray(batch.features[0, :, 0], np.float32).tolist() == list(range(9))
+    assert np.asarray(batch.anchors).tolist() == [[3, 9, 0]]
+    assert np.asarray(batch.anchor_ids).tolist() == [[3, 9, 0]]
+    assert np.asarray(batch.labels).tolist() == [[[4, 5, 6], [10, 11, 0], [0, 0, 0]]]
+    assert np.asarray(batch.scored).tolist() == [[[True] * 3, [True, True, False], [False] * 3]]
+    assert np.asarray(batch.features, np.float32)[0, :, 0].tolist() == list(range(9))
     seen = blocks.context_masks(
         drafter_config(tiny.target().config, tiny.options()), jnp.asarray(batch.anchors), 9, WIDTH
     )[0]

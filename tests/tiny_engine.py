@@ -200,7 +200,8 @@ class Watched(Engine):
     def _check(self, old: EngineState, live: np.ndarray, *, fresh: bool, growth: np.ndarray):
         new = snapshot(self.inner.state)
         limits = [None] + ([int(new.context.limit)] if new.context is not None else [])
-        arenas = [(old.kv, new.kv)] + ([(old.context, new.context)] if new.context else [])
+        arenas: list[Any] = [(old.kv, new.kv)]
+        arenas += [(old.context, new.context)] if new.context is not None else []
         for (before, after), limit in zip(arenas, limits, strict=True):
             starts = np.where(live & fresh, 0, before.lengths)
             ends = starts + growth

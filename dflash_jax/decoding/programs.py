@@ -21,6 +21,9 @@ from dflash_jax.decoding.round import EngineState, Prompt, TokenState, decode_ro
 from dflash_jax.models import DFlashDrafter, Target
 
 CHUNKS = (32, 128, 512, 2048)
+# Prefill never scores a chunk against a whole row at once: that array would be the largest of all,
+# and reading a loop's trip count back at every layer costs nothing beside a chunk.
+PREFILL_PIECE = 512
 TENSOR_AXIS = "tensor"
 
 
@@ -163,7 +166,8 @@ def _prefill_function(config: ResolvedConfig, target: Model, drafter: Model) -> 
     def prefill(target_leaves, drafter_leaves, state, prompt):
         model = target.rebuild(target_leaves)
         method = _method(config, model, drafter.rebuild(drafter_leaves))
-        return prefill_chunk(model, method, state, prompt, piece=config.read_piece)
+        piece = config.read_piece or PREFILL_PIECE
+        return prefill_chunk(model, method, state, prompt, piece=piece)
 
     return prefill
 

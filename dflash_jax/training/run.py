@@ -109,9 +109,7 @@ def train_drafter(
     return trained
 
 
-def make_up_prompts(
-    engine: AnswerEngine, options: PromptOptions, max_tokens: int
-) -> list[Prompt]:
+def make_up_prompts(engine: AnswerEngine, options: PromptOptions, max_tokens: int) -> list[Prompt]:
     """Prompts that the target writes itself, continuing an empty user turn or one of the seeds.
 
     Source: Magpie, 2406.08464.
@@ -121,8 +119,10 @@ def make_up_prompts(
     turns = [user_turn(engine.tokenizer, seed) for seed in options.seeds]
     chosen = [turns[i % len(turns)] for i in range(options.made_up)]
     texts = engine.answers(
-        [before for before, _ in chosen], max_tokens=max_tokens,
-        temperature=options.temperature, seed=options.seed,
+        [before for before, _ in chosen],
+        max_tokens=max_tokens,
+        temperature=options.temperature,
+        seed=options.seed,
     )
     ends = set(engine.tokenizer.eos_token_ids)
     made = []
@@ -136,13 +136,19 @@ def make_up_prompts(
 def _card(trained: Trained, target: Path, work: Path, options: TrainOptions) -> str:
     shards = shard_paths(work / "corpus")
     held = trained.held_out
-    figures = {} if held is None else {
-        "held-out accepted run (teacher-forced, greedy)": f"{held.accepted:.3f}",
-        "matches by slot": " ".join(f"{share:.3f}" for share in held.by_slot),
-        "held-out anchors": held.anchors,
-    }
+    figures = (
+        {}
+        if held is None
+        else {
+            "held-out accepted run (teacher-forced, greedy)": f"{held.accepted:.3f}",
+            "matches by slot": " ".join(f"{share:.3f}" for share in held.by_slot),
+            "held-out anchors": held.anchors,
+        }
+    )
     return model_card(
-        trained.drafter, target=target.name, target_licence="see the target's own card",
+        trained.drafter,
+        target=target.name,
+        target_licence="see the target's own card",
         data={"answers": "the target's own, greedy", "shards": len(shards)},
         recipe={key: value for key, value in dataclasses.asdict(options).items()},
         figures=figures,

@@ -25,8 +25,7 @@ def start_drafter(config: DrafterConfig, target: Target, *, init: str, seed: int
     for path, value in values.items():
         source = ("layers", first + path[1], *path[2:]) if path[0] == "layers" else path
         if source in given and given[source].shape == value.shape:
-            # A copy: the step donates the drafter's arrays, the target's must survive.
-            values[path] = jnp.array(given[source], jnp.float32)
+            values[path] = given[source].astype(jnp.float32)
     values[("fc", "weight")] = _pass_deepest(values[("fc", "weight")], config)
     return filled(drafter, values)
 

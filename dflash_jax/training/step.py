@@ -213,8 +213,11 @@ def compile_measure(abstract: DFlashDrafter) -> Callable[..., Any]:
 
 
 def initial_state(drafter: DFlashDrafter, options: TrainOptions) -> TrainState:
-    """Step 0: the drafter's parameters and an empty optimiser for exactly those."""
-    params = drafter_params(drafter)
+    """Step 0: copies of the drafter's parameters and an empty optimiser for exactly those.
+
+    Copies, because a step donates its state: the drafter that was handed in stays usable.
+    """
+    params = {name: jnp.array(value) for name, value in drafter_params(drafter).items()}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         opt_state = make_optimizer(options).init(params)
     return TrainState(params, opt_state, jnp.zeros((), jnp.int32))

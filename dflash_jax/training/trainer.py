@@ -159,7 +159,8 @@ class _Loop:
 
     def _candidates(self, batch: BlockBatch, number: int) -> Candidates | None:
         options = self.options
-        if options.full_head_at(number):
+        rows = options.frequent + options.extra
+        if options.full_head_at(number) or rows >= self.target.config.vocab_size:
             return None
         rng = np.random.default_rng((options.seed, _CANDIDATES, number))
         return choose_candidates(
@@ -217,7 +218,7 @@ class _CsvLog:
 
     def rewind(self, begun: int) -> None:
         """Drops rows of steps that a killed run took after its last checkpoint."""
-        rows = []
+        rows: list[Any] = []
         if self.path.is_file():
             with self.path.open(newline="", encoding="utf-8") as file:
                 rows = [row for row in csv.DictReader(file) if int(row["step"]) <= begun]
@@ -256,7 +257,7 @@ def _frequent(documents: Sequence[Document], vocab_size: int, size: int) -> np.n
 def _documents_hash(documents: Sequence[Document]) -> str:
     digest = hashlib.sha256()
     for document in documents:
-        digest.update(np.int64([len(document.ids), document.answer_start]).tobytes())
+        digest.update(np.array([len(document.ids), document.answer_start], np.int64).tobytes())
         digest.update(np.ascontiguousarray(document.ids, np.int32).tobytes())
     return digest.hexdigest()
 
