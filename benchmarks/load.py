@@ -1,7 +1,8 @@
 """Time to load a checkpoint folder from safetensors and from Orbax, side by side.
 
-Each load runs in a process of its own (so that the peak of resident memory is its own), files warm
-in the page cache; the table gives medians and the spread. Run from the repository:
+Each load runs in a process of its own (so that the peak of resident memory is its own), the two
+formats in turn (so that both see the same machine), files warm in the page cache; the table gives
+medians and the spread. CPU seconds count all threads. Run from the repository:
 
     python benchmarks/load.py demo
     python benchmarks/load.py FOLDER --kind drafter --runs 5
@@ -32,12 +33,13 @@ def peak_kb():
 folder, kind, dtype = sys.argv[1:]
 jax.block_until_ready(jax.device_put(0.0))
 idle = peak_kb()
-start = time.perf_counter()
+start, busy = time.perf_counter(), time.process_time()
 model = (load_target if kind == "target" else load_drafter)(folder, dtype=dtype)
-seconds = time.perf_counter() - start
+seconds, busy = time.perf_counter() - start, time.process_time() - busy
 peak = peak_kb()
 nbytes = sum(array.nbytes for array in match.parameters(model).values())
-print(json.dumps({"seconds": seconds, "peak_mb": (peak - idle) / 1e3, "model_mb": nbytes / 1e6}))
+print(json.dumps({"seconds": seconds, "cpu": busy, "peak_mb": (peak - idle) / 1e3,
+                  "model_mb": nbytes / 1e6}))
 """
 
 
@@ -49,13 +51,15 @@ def measure(folder: Path, kind: str, dtype: str) -> dict[str, float]:
 
 
 def row(name: str, runs: list[dict[str, float]]) -> str:
-    """One line of the table: median, fastest and slowest seconds; median memory."""
+    """One line of the table: median, fastest and slowest seconds; median CPU time and memory."""
     seconds = [run["seconds"] for run in runs]
-    peak, model = (statistics.median(run[key] for run in runs) for key in ("peak_mb", "model_mb"))
+    cpu, peak, model = (
+        statistics.median(run[key] for run in runs) for key in ("cpu", "peak_mb", "model_mb")
+    )
     spread = f"{min(seconds):.2f} - {max(seconds):.2f}"
     return (
-        f"| {name} | {statistics.median(seconds):.2f} | {spread} | {model:.0f} | {peak:.0f} | "
-        f"{peak / model:.2f} |"
+        f"| {name} | {statistics.median(seconds):.2f} | {spread} | {cpu:.2f} | {model:.0f} | "
+        f"{peak:.0f} | {peak / model:.2f} |"
     )
 
 
@@ -72,13 +76,17 @@ def main() -> None:
     from dflash_jax.weights.hub import resolve_model
 
     source = resolve_model(args.model, kind=args.kind)
-    print("| format | seconds | fastest - slowest | model MB | peak MB | peak / model |")
-    print("|---|---|---|---|---|---|")
+    print("| format | seconds | fastest - slowest | CPU s | model MB | peak MB | peak / model |")
+    print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as scratch:
         other = convert(source, Path(scratch) / "orbax", args.kind)
-        for name, folder in (("safetensors", source), ("orbax", other)):
-            runs = [measure(folder, args.kind, args.dtype) for _ in range(args.runs)]
-            print(row(name, runs), flush=True)
+        folders = {"safetensors": source, "orbax": other}
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
+        for _ in range(args.runs):
+            for name, folder in folders.items():
+                runs[name].append(measure(folder, args.kind, args.dtype))
+        for name in folders:
+            print(row(name, runs[name]))
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def served(folders: tuple[Path, Path]) -> dj.LLM:
 
 
 def test_every_program_of_an_engine_aliases_its_arenas(served: dj.LLM):
-    arenas: tuple[Any, ...] = served.arenas
+    arenas: Any = served.arenas
     size = sum(leaf.nbytes for arena in arenas for leaf in jax.tree.leaves(arena.layers))
     assert set(served.programs) == {
         "prefill-32",

@@ -1,0 +1,103 @@
+"""Tests of `training/run.py`: one call from prompts to a folder that loads."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tiny
+import tiny_training
+from dflash_jax.training.corpus import CorpusOptions
+from dflash_jax.training.run import AnswerEngine, PromptOptions, make_up_prompts, train_drafter
+from dflash_jax.weights.load import load_drafter
+
+END = 2
+
+
+class Numbers:
+    """A tokenizer of numbers; the template is `50 TEXT 51`."""
+
+    eos_token_ids = (END,)
+
+    def encode(self, text, *, add_special_tokens=True):
+        return [53 if word == "@@@" else int(word) for word in text.split()]
+
+    def decode(self, ids, skip_special_tokens=True):
+        return " ".join("@@@" if i == 53 else str(i) for i in ids)
+
+    def chat_ids(self, messages, add_generation_prompt=True):
+        return [50, *self.encode(messages[0]["content"]), 51]
+
+
+class Counting:
+    """Answers with random ids, the end id last; remembers what it was asked."""
+
+    tokenizer = Numbers()
+
+    def __init__(self):
+        self.asked: list[tuple[list[int], float]] = []
+
+    def answers(self, prompts, *, max_tokens, temperature, seed):
+        self.asked += [(list(ids), temperature) for ids in prompts]
+        rng = np.random.default_rng(seed)
+        return [
+            (rng.integers(3, 50, 12 + i % 5).tolist() + [END], "stop") for i in range(len(prompts))
+        ]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"turns": [f"{i} 7"]}) + "\n" for i in range(3, 9)))
+    return path
+
+
+def _train(tmp_path, prompts, engine):
+    target = tmp_path / "target"
+    if not target.exists():
+        tiny.write_target(target)
+    options = tiny_training.options(
+        mask_token_id=tiny.MASK, num_taps=1, steps=3, save_every=3, evaluate_every=3
+    )
+    return train_drafter(
+        target,
+        prompts,
+        tmp_path / "drafter",
+        options,
+        engine=engine,
+        work_folder=tmp_path / "work",
+        prompts=PromptOptions(made_up=4, seeds=("", "9 8")),
+        corpus=CorpusOptions(shard_size=4),
+    )
+
+
+def test_one_call_goes_from_prompts_to_a_drafter_that_loads(tmp_path, prompts):
+    engine = Counting()
+    assert isinstance(engine, AnswerEngine)
+    trained = _train(tmp_path, prompts, engine)
+    drafter = load_drafter(tmp_path / "drafter", dtype="float32")
+    assert drafter.config == trained.drafter.config
+    assert "Recipe" in (tmp_path / "drafter" / "README.md").read_text()
+    # Six prompts of the file and four that the target made up, answered greedily.
+    made_up = [ids for ids, temperature in engine.asked if temperature == 1.0]
+    assert made_up == [[50], [50, 9, 8], [50], [50, 9, 8]]
+    assert sum(temperature == 0.0 for _, temperature in engine.asked) == 10
+
+
+def test_a_second_call_answers_nothing_again_and_gives_the_same_file(tmp_path, prompts):
+    _train(tmp_path, prompts, Counting())
+    first = (tmp_path / "drafter" / "model.safetensors").read_bytes()
+    again = Counting()
+    _train(tmp_path, prompts, again)
+    assert all(temperature == 1.0 for _, temperature in again.asked)
+    assert (tmp_path / "drafter" / "model.safetensors").read_bytes() == first
+
+
+def test_made_up_prompts_end_as_the_template_does_and_short_ones_are_dropped():
+    class Mixed(Counting):
+        def answers(self, prompts, *, max_tokens, temperature, seed):
+            return [([5, 6, END], "stop"), ([5] * 9, "length"), ([7, 8, 9, END], "stop")]
+
+    made = make_up_prompts(Mixed(), PromptOptions(made_up=3, seeds=("", "4"), min_tokens=3), 64)
+    assert [p.ids for p in made] == [[50, 7, 8, 9, 51]]
