@@ -40,9 +40,8 @@ def convert(
 ) -> None:
     """Convert a target or a drafter between safetensors and Orbax, bit for bit.
 
-    The new folder holds config and tokenizer too and loads like the old one. Orbax restores
-    straight onto a mesh,
-    and straight onto several devices.
+    The new folder holds config and tokenizer too and loads like the old one. Both restore
+    straight onto several devices.
     """
     from dflash_jax.config import read_config
     from dflash_jax.weights import orbax
