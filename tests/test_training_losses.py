@@ -107,6 +107,13 @@ def test_more_rare_labels_than_extra_rows_grow_the_set():
     np.testing.assert_array_equal(np.asarray(got.ids)[np.asarray(got.labels)], labels)
 
 
+def test_a_set_that_would_pass_the_vocabulary_is_the_vocabulary():
+    labels = np.arange(1, 7, dtype=np.int32).reshape(1, 1, 6)
+    got = head.choose_candidates(labels, np.array([0], np.int32), 5, 8, np.random.default_rng(0))
+    assert sorted(np.asarray(got.ids).tolist()) == list(range(8))
+    assert not np.asarray(got.offsets).any()
+
+
 def test_the_candidates_estimate_the_full_softmax_without_bias():
     """The mean of the estimated denominator over many samples is the full one (2 %)."""
     vocab, width = 60, 5

@@ -38,8 +38,8 @@ OPTIONS: dict[str, Any] = {
     "documents_per_step": 2,
     "anchors_per_document": 3,
     "learning_rate": 1e-2,
-    "frequent": 16,
-    "extra": 8,
+    "frequent": 24,
+    "extra": 32,  # more than the labels of a step: one shape, one compile
     "full_head_from": 0.8,
     "narrow_until": 0.4,
     "narrow_width": 3,

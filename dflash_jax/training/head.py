@@ -46,10 +46,11 @@ def choose_candidates(
     rare = np.setdiff1d(labels, frequent)
     extra *= 1 + len(rare) // extra
     others = np.setdiff1d(np.arange(vocab_size), np.union1d(frequent, rare))
-    sampled = rng.choice(others, size=extra - len(rare), replace=False)
+    sampled = rng.choice(others, size=min(extra - len(rare), len(others)), replace=False)
     ids = np.concatenate([frequent, rare, sampled]).astype(np.int32)
     offsets = np.zeros(len(ids), np.float32)
-    offsets[len(ids) - len(sampled) :] = np.log(len(others) / len(sampled))
+    if len(sampled):
+        offsets[len(ids) - len(sampled) :] = np.log(len(others) / len(sampled))
     index = np.zeros(vocab_size, np.int32)
     index[ids] = np.arange(len(ids), dtype=np.int32)
     return Candidates(ids, offsets, index[labels])
