@@ -20,6 +20,8 @@ from dflash_jax.decoding.draft import BlockDrafter, Drafter
 from dflash_jax.decoding.round import EngineState, Prompt, TokenState, decode_round, prefill_chunk
 from dflash_jax.models import DFlashDrafter, Target
 
+Leaves = tuple[jax.Array | jax.ShapeDtypeStruct, ...]
+
 CHUNKS = (32, 128, 512, 2048)
 # Prefill never scores a chunk against a whole row at once: that array would be the largest of all,
 # and reading a loop's trip count back at every layer costs nothing beside a chunk.
@@ -30,7 +32,7 @@ TENSOR_AXIS = "tensor"
 class Model(NamedTuple):
     """A module split once: leaves go into calls, `rebuild(leaves)` makes the module in a trace."""
 
-    leaves: tuple[jax.Array, ...]
+    leaves: Leaves
     rebuild: Callable[[tuple[jax.Array, ...]], Any]
 
 
@@ -134,7 +136,7 @@ def _with_sharding(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.S
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def _shapes(leaves: tuple[jax.Array, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
+def _shapes(leaves: Leaves) -> tuple[jax.ShapeDtypeStruct, ...]:
     return tuple(
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
         for leaf in leaves

@@ -6,7 +6,7 @@ are compiled at start; compiles after that are counted.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -34,7 +34,11 @@ Progress = Callable[[str, int, int], None]
 
 
 class Engine:
-    """Target, drafter and arenas behind two calls; not safe for use by two threads at once."""
+    """Target, drafter and arenas behind two calls; not safe for use by two threads at once.
+
+    Args:
+        compiled: what `compile_engine` made of the same configuration and shapes; None: made here.
+    """
 
     def __init__(
         self,
@@ -42,12 +46,14 @@ class Engine:
         target: Target,
         drafter: DFlashDrafter | None,
         *,
+        compiled: Mapping[str, jax.stages.Compiled] | None = None,
         progress: Progress | None = None,
     ):
         self.config = config
+        if compiled is None:
+            compiled = compile_engine(config, target, drafter, progress)
+        self.programs: Mapping[str, jax.stages.Compiled] = compiled
         self._target, self._drafter = split_model(target), split_model(drafter)
-        programs = list(list_programs(config, self._target, self._drafter))
-        self.programs: dict[str, jax.stages.Compiled] = dict(_compile_all(programs, progress))
         # Zero-filled by a compiled program like all others, so that start-up compiles end here.
         shardings = None if config.mesh is None else state_shardings(config)
         self._empty_state = jax.jit(lambda: init_state(config), out_shardings=shardings)
@@ -99,6 +105,17 @@ class Engine:
         if context is not None:
             context = context._replace(lengths=_emptied(context.lengths))
         self.state = self.state._replace(kv=kv, context=context)
+
+
+def compile_engine(
+    config: ResolvedConfig,
+    target: Target,
+    drafter: DFlashDrafter | None,
+    progress: Progress | None = None,
+) -> dict[str, jax.stages.Compiled]:
+    """Every program of an engine by name; the models may be shapes alone."""
+    programs = list_programs(config, split_model(target), split_model(drafter))
+    return dict(_compile_all(list(programs), progress))
 
 
 def _emptied(lengths: jax.Array) -> jax.Array:

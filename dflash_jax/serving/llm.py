@@ -21,11 +21,11 @@ from dflash_jax.config import DrafterConfig, ResolvedConfig, ServeConfig, Target
 from dflash_jax.errors import ConfigError, RequestError
 from dflash_jax.planning.resolve import on_platform, resolve
 from dflash_jax.serving.batch import Batch, LastRound, Row
-from dflash_jax.serving.engine import Engine, Progress
+from dflash_jax.serving.engine import Engine, Progress, compile_engine
 from dflash_jax.serving.request import MAX_SEED, Completion, SamplingParams
 from dflash_jax.serving.text import TextStream, Tokenizer
 from dflash_jax.weights.hub import resolve_model
-from dflash_jax.weights.load import check_files, load_drafter, load_target
+from dflash_jax.weights.load import check_files, load_drafter, load_target, unloaded
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,9 @@ class LLM:
         _check_tokenizers(self.tokenizer, drafter_folder)
         self.config: ResolvedConfig = on_platform(resolved, serve, jax.default_backend())
         self._progress = progress
+        compiled = _compile(self.config, target_folder, drafter_folder, progress)
         models = _load(self.config, target_folder, drafter_folder, progress)
-        self._engine = Engine(self.config, *models, progress=progress)
+        self._engine = Engine(self.config, *models, compiled=compiled, progress=progress)
         self._batch = Batch(self._engine)
         known = self.tokenizer.eos_token_ids if self.tokenizer is not None else ()
         self.eos_token_ids: tuple[int, ...] = tuple(
@@ -276,6 +277,18 @@ def _check_tokenizers(target: Tokenizer | None, drafter: Path | None) -> None:
             f"the drafter's tokenizer gives id {first} to {own.token(first)!r} and the target's to "
             f"{target.token(first)!r}: choose the drafter of this target"
         )
+
+
+def _compile(
+    config: ResolvedConfig, target: Path, drafter: Path | None, progress: Progress | None
+) -> Mapping[str, jax.stages.Compiled]:
+    """Every program, from shapes alone: nothing is loaded and no arena exists yet."""
+    model = unloaded(target, "target", dtype=config.dtype, mesh=config.mesh)
+    model.config = config.target
+    method = None
+    if config.drafter is not None and drafter is not None:
+        method = unloaded(drafter, "drafter", dtype=config.dtype, mesh=config.mesh)
+    return compile_engine(config, model, method, progress)
 
 
 def _load(

@@ -6,7 +6,7 @@ parameters fill them one by one.
 """
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,8 @@ from dflash_jax.errors import ConfigError
 from dflash_jax.models import DFlashDrafter, Target, build_drafter, build_target
 from dflash_jax.weights import names, orbax, safetensors
 from dflash_jax.weights.hub import resolve_model
-from dflash_jax.weights.names import Kind
+from dflash_jax.weights.match import filled
+from dflash_jax.weights.names import Kind, ParameterPath
 
 Model = TypeVar("Model", Target, DFlashDrafter)
 
@@ -74,6 +75,35 @@ def abstract_drafter(folder: str | Path) -> DFlashDrafter:
     """The drafter that a folder's config describes, shapes only; starts no backend."""
     config = DrafterConfig.from_folder(Path(folder))
     return nnx.eval_shape(lambda: build_drafter(config, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+
+
+def stored_shapes(folder: str | Path, kind: Kind) -> dict[ParameterPath, tuple[int, ...]]:
+    """Shapes of the parameters that loading makes, padded vocabulary rows included.
+
+    Raises:
+        CheckpointError: as `check_files`.
+    """
+    if orbax.is_checkpoint(folder):
+        return orbax.stored_shapes(folder)
+    model = abstract_target(folder) if kind == "target" else abstract_drafter(folder)
+    return safetensors.stored_shapes(safetensors.select(model, folder, kind=kind))
+
+
+def unloaded(folder: str | Path, kind: Kind, *, dtype: str, mesh: Mesh | None = None) -> Any:
+    """The module that `load_target` or `load_drafter` gives, with shapes in place of arrays.
+
+    Dtype, padding and sharding are those of the arrays to come, so that programs compile before
+    a byte of weights is read.
+    """
+    model = abstract_target(folder) if kind == "target" else abstract_drafter(folder)
+    wanted = resolve_dtype(dtype, mesh)
+    shapes = {
+        path: jax.ShapeDtypeStruct(
+            shape, wanted, sharding=None if mesh is None else names.sharding_for(path, shape, mesh)
+        )
+        for path, shape in stored_shapes(folder, kind).items()
+    }
+    return filled(model, shapes)
 
 
 def resolve_dtype(dtype: str, mesh: Mesh | None = None) -> np.dtype:

@@ -39,7 +39,9 @@ def wanted_shapes(module: nnx.Module) -> dict[ParameterPath, tuple[int, ...]]:
     return {path: tuple(value.shape) for path, value in _leaves(module).items()}
 
 
-def filled(module: Model, values: Mapping[ParameterPath, jax.Array]) -> Model:
+def filled(
+    module: Model, values: Mapping[ParameterPath, jax.Array | jax.ShapeDtypeStruct]
+) -> Model:
     """The module with its abstract parameters replaced; no array is made or copied."""
     graph, state = nnx.split(module)
     flat = [(keys, leaf.replace(values[_path(keys)])) for keys, leaf in nnx.to_flat_state(state)]

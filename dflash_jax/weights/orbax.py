@@ -120,6 +120,17 @@ def restore(
     return filled(module, values)
 
 
+def stored_shapes(folder: str | Path) -> dict[ParameterPath, tuple[int, ...]]:
+    """Shapes of a converted folder's parameters; nothing is read.
+
+    Raises:
+        CheckpointError: no or damaged parameters.
+    """
+    with _checkpointer() as checkpointer:
+        _, arrays = _metadata(checkpointer, Path(folder).absolute() / PARAMS)
+    return {names.parameter_path(name): tuple(array.shape) for name, array in arrays.items()}
+
+
 def _metadata(checkpointer: ocp.Checkpointer, place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The recorded config, and shape and dtype of every parameter by dotted path."""
     try:

@@ -24,7 +24,7 @@ from dflash_jax.weights.files import TensorEntry, dtype_problem, read_header
 from dflash_jax.weights.match import Model, Stored, compare, filled, refuse, wanted_shapes
 from dflash_jax.weights.names import Kind, ParameterPath
 
-__all__ = ["Checkpoint", "load_parameters", "read", "read_header", "select"]
+__all__ = ["Checkpoint", "load_parameters", "read", "read_header", "select", "stored_shapes"]
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +93,13 @@ def select(
     in_file = {p: s[::-1] if names.is_transposed(p) else s for p, s in wanted.items()}
     refuse(checkpoint.folder, [*findings, *compare(in_file, stored, checkpoint.source)])
     return dict(sorted(found.items(), key=lambda item: (item[1].file, item[1].offset)))
+
+
+def stored_shapes(
+    entries: Mapping[ParameterPath, TensorEntry],
+) -> dict[ParameterPath, tuple[int, ...]]:
+    """Shapes that `read` gives the parameters: the file's, as the module stores them."""
+    return {p: e.shape[::-1] if names.is_transposed(p) else e.shape for p, e in entries.items()}
 
 
 def read(
@@ -243,12 +250,8 @@ def _shardings(
 ) -> dict[ParameterPath, NamedSharding | None]:
     if mesh is None:
         return dict.fromkeys(entries)
-    return {
-        path: names.sharding_for(
-            path, entry.shape[::-1] if names.is_transposed(path) else entry.shape, mesh
-        )
-        for path, entry in entries.items()
-    }
+    shapes = stored_shapes(entries)
+    return {path: names.sharding_for(path, shape, mesh) for path, shape in shapes.items()}
 
 
 def _place(
