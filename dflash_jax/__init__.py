@@ -19,7 +19,9 @@ if TYPE_CHECKING:
         RequestError,
     )
     from dflash_jax.models import DFlashDrafter, Target
+    from dflash_jax.planning.plan import MemoryPlan
     from dflash_jax.serving.llm import LLM
+    from dflash_jax.serving.planner import plan_memory
     from dflash_jax.serving.request import Completion, DecodeStats, SamplingParams
     from dflash_jax.weights.load import load_drafter, load_target
 
@@ -37,6 +39,7 @@ __all__ = [
     "Drafter",
     "DrafterConfig",
     "EngineError",
+    "MemoryPlan",
     "MemoryPlanError",
     "Proposal",
     "RequestError",
@@ -47,6 +50,7 @@ __all__ = [
     "TargetConfig",
     "load_drafter",
     "load_target",
+    "plan_memory",
 ]
 
 _MODULES = {
@@ -54,7 +58,9 @@ _MODULES = {
     "decoding.draft": ("Drafter", "Proposal"),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
     "models": ("DFlashDrafter", "Target"),
+    "planning.plan": ("MemoryPlan",),
     "serving.llm": ("LLM",),
+    "serving.planner": ("plan_memory",),
     "serving.request": ("Completion", "DecodeStats", "SamplingParams"),
     "weights.load": ("load_drafter", "load_target"),
 }

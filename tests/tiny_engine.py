@@ -73,8 +73,11 @@ def random_drafts(seed: int) -> Drafts:
     return lambda anchors, lengths, own: rng.integers(0, tiny.VOCAB, own.shape)
 
 
-class _OnDemand:
-    """A program that compiles when it is first called, under the drafter it was made with."""
+class _OnDemand(jax.stages.Compiled):
+    """A program that compiles when it is first called, under the drafter it was made with.
+
+    A stand-in: nothing of what it is a subclass of is built.
+    """
 
     def __init__(self, program: programs.Program, drafts: tiny.Draft | None):
         self.program, self.drafts = program, drafts
@@ -87,6 +90,9 @@ class _OnDemand:
                     tiny.use_drafts(patch, self.drafts)
                 self.compiled = programs.compile_program(self.program)
         return self.compiled(*arguments)
+
+    def memory_analysis(self) -> None:
+        """Unknown until it is compiled; a plan without measurements stands as it is."""
 
 
 @contextlib.contextmanager
@@ -185,9 +191,9 @@ class Watched(Engine):
         self._check(old, live, fresh=True, growth=np.where(live, len(ids), 0))
         return first
 
-    def round(self, active: Sequence[bool], *, sampled: bool) -> RoundReport:
+    def round(self, active: Sequence[bool], **options: Any) -> RoundReport:
         old = snapshot(self.inner.state)
-        report = self.inner.round(active, sampled=sampled)
+        report = self.inner.round(active, **options)
         self.reports.append(report)
         self.actives.append(list(active))
         live = np.array(active, bool)

@@ -43,6 +43,7 @@ def examine() -> dict[str, Any]:
         "nvidia": _nvidia(),
         "demo": _demo(),
         "extras": {extra: missing_packages(extra) for extra in EXTRAS},
+        "qualification": qualification(),
     }
     return document | {"warnings": warnings(document)}
 
@@ -65,6 +66,15 @@ def warnings(document: dict[str, Any]) -> list[str]:
     if not document["demo"]["drafter"]:
         found.append(document["demo"]["drafter_error"])
     return found
+
+
+def qualification() -> list[dict[str, str]]:
+    """What is known of each combination of platform, attention, layout and drafting method."""
+    from dflash_jax.planning.qualification import table
+
+    return [
+        key._asdict() | {"standing": known.name, "grounds": known.grounds} for key, known in table()
+    ]
 
 
 def missing_packages(extra: str) -> list[str] | None:
@@ -157,10 +167,20 @@ def _show(document: dict[str, Any]) -> None:
     output.print_facts(
         {"demo target": target, "demo drafter": demo["drafter"] or "missing"}, title="demo"
     )
+    output.print_table(
+        ["platform, attention, kv_layout, speculation", "standing", "evidence or grounds"],
+        [_combination(row) for row in document["qualification"]],
+        title="qualification of combinations",
+    )
     extras = {extra: _extra(extra, names) for extra, names in document["extras"].items()}
     output.print_facts(extras, title="extras")
     for warning in document["warnings"]:
         note(f"warning: {warning}", style="yellow")
+
+
+def _combination(row: dict[str, str]) -> list[str]:
+    key = ", ".join(row[name] for name in ("platform", "attention", "kv_layout", "speculation"))
+    return [key, row["standing"], row["grounds"]]
 
 
 def _extra(extra: str, missing: list[str] | None) -> str:

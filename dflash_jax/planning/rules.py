@@ -68,6 +68,63 @@ def draft_len_above_trained(max_draft_len: int, drafter: DrafterConfig) -> str |
     )
 
 
+def draft_len_below_trained(max_draft_len: int, drafter: DrafterConfig) -> str | None:
+    """A non-causal block narrower than the trained one draws lower acceptance; a warning."""
+    trained = drafter.trained_draft_len
+    if max_draft_len >= trained:
+        return None
+    return (
+        f"max_draft_len={max_draft_len} is narrower than the drafter was trained for, which lowers "
+        f"acceptance: max_draft_len={trained} is the trained width"
+    )
+
+
+def drafting_ends_early(max_seq_len: int, drafter: DrafterConfig, block_width: int) -> str | None:
+    """A served length beyond the drafter's positions; a warning.
+
+    A row drafts while its context and one more block are within the positions: with c committed
+    tokens the context is c - 1 long, so the last round that drafts starts at c = positions - W + 1.
+    The served length of this engine is not inflated by what a round may overshoot, so there is no
+    slack: equality is silent.
+    """
+    positions = drafter.max_position_embeddings
+    if max_seq_len <= positions:
+        return None
+    return (
+        f"the drafter was made for {positions} positions and max_seq_len is {max_seq_len}: a "
+        f"request drafts up to its {positions - block_width + 1}th token (prompt and answer) and "
+        "is decoded plainly from there, its text unchanged; lower max_seq_len or choose a drafter "
+        "with more positions"
+    )
+
+
+def pool_options(config: ServeConfig) -> list[str]:
+    """Options of a pool without one; refused, never ignored."""
+    if config.kv_layout == "paged":
+        return []
+    defaults = {"kv_memory_fraction": 0.9, "kv_max_tokens": None, "kv_max_bytes": None}
+    defaults |= {"context_store": "arena", "allocation_order": "arena_first"}
+    return [
+        f"{name}={getattr(config, name)!r} needs kv_layout='paged': a contiguous arena is sized by "
+        "max_batch_size and max_seq_len"
+        for name, default in defaults.items()
+        if getattr(config, name) != default
+    ]
+
+
+def bad_choices(config: ServeConfig) -> list[str]:
+    """Values outside an option's list, and a share outside (0, 1)."""
+    found = [
+        f"{name}={getattr(config, name)!r}: {' or '.join(map(repr, allowed))} is needed"
+        for name, allowed in _CHOICES.items()
+        if getattr(config, name) not in allowed
+    ]
+    share = config.kv_memory_fraction
+    if not isinstance(share, (int, float)) or not 0 < share < 1:
+        found.append(f"kv_memory_fraction={share!r}: a share between 0 and 1 is needed")
+    return found
+
+
 def beyond_positions(max_seq_len: int, target: TargetConfig) -> str | None:
     """A served length that the target's positions do not cover."""
     if max_seq_len <= target.max_position_embeddings:
@@ -92,28 +149,29 @@ def token_budget(max_batch_size: int, max_draft_len: int, max_num_tokens: int) -
     )
 
 
-# Options whose other values later builds will have; refused, never ignored.
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "speculation": (None, "dflash", "suffix", "none"),
+    "kv_layout": ("contiguous", "paged"),
+    "context_store": ("arena", "pool"),
+    "attention": ("auto", "xla", "pallas", "cudnn"),
+    "draft_attention": ("auto", "xla", "pallas"),
+    "allocation_order": ("arena_first", "pool_first"),
+    "headroom": ("measured", "seed"),
+    "dtype": DTYPES,
+}
+# Options whose other values later builds will have; refused by the engine, never ignored.
 _BUILT: dict[str, tuple[object, ...]] = {
-    "speculation": (None, "dflash", "none"),
     "adaptive": (False,),
     "kv_layout": ("contiguous",),
-    "context_store": ("arena",),
     "attention": ("auto", "xla"),
     "draft_attention": ("auto", "xla"),
-    "allocation_order": ("arena_first",),
-    "kv_memory_fraction": (0.9,),
-    "kv_max_tokens": (None,),
-    "kv_max_bytes": (None,),
-    "device_memory": (None,),
-    "headroom": ("measured",),
     "allow_token_limited": (False,),
     "rounds_per_step": (1,),
-    "dtype": DTYPES,
 }
 
 
 def not_built(config: ServeConfig) -> list[str]:
-    """Options that this build cannot honour."""
+    """Options that this build's engine cannot honour; a plan can be made with them."""
     return [
         f"{name}={getattr(config, name)!r} is not available in this build: use "
         f"{' or '.join(repr(value) for value in built)}"
@@ -125,6 +183,7 @@ def not_built(config: ServeConfig) -> list[str]:
 def bad_numbers(config: ServeConfig) -> list[str]:
     """Sizes that are not whole numbers of at least 1."""
     names = ("max_seq_len", "max_batch_size", "max_num_tokens", "max_draft_len", "page_size")
+    names += ("kv_max_tokens", "kv_max_bytes", "rounds_per_step")
     values = {name: getattr(config, name) for name in names}
     return [
         f"{name}={value!r}: a whole number >= 1 is needed"

@@ -1,11 +1,11 @@
 """`LLM`: a target, a drafter and their engine behind `generate`, `stream` and `chat`.
 
-Orders the start: files and options are checked before JAX starts a backend, then weights load,
-programs compile, arenas are allocated. Requests are checked here, one by one, before they queue;
-what happens to them then is `batch.py`'s business.
+Orders the start, and three gates before it costs anything: files and options, before JAX starts a
+backend; the device's memory; the memory of the programs, compiled from shapes. Then weights load
+and arenas are allocated. Requests are checked here, one by one, before they queue; what happens to
+them then is `batch.py`'s business.
 """
 
-import dataclasses
 import logging
 import operator
 import secrets
@@ -17,14 +17,26 @@ import jax
 
 from dflash_jax.arena.context import ContextArena
 from dflash_jax.arena.kv import KVArena
-from dflash_jax.config import DrafterConfig, ResolvedConfig, ServeConfig, TargetConfig
+from dflash_jax.config import ResolvedConfig
 from dflash_jax.errors import ConfigError, RequestError
-from dflash_jax.planning.resolve import on_platform, resolve
+from dflash_jax.planning.budget import skips_estimation
+from dflash_jax.planning.measured import measure
+from dflash_jax.planning.options import serve_config
+from dflash_jax.planning.plan import MemoryPlan, refuse_unfit
+from dflash_jax.planning.resolve import on_platform
+from dflash_jax.serving.allocation import announce, explained
 from dflash_jax.serving.batch import Batch, LastRound, Row
 from dflash_jax.serving.engine import Engine, Progress, compile_engine
+from dflash_jax.serving.planner import (
+    Pair,
+    engine_plan,
+    memory_now,
+    read_pair,
+    resolve_pair,
+    used_devices,
+)
 from dflash_jax.serving.request import MAX_SEED, Completion, SamplingParams
 from dflash_jax.serving.text import TextStream, Tokenizer
-from dflash_jax.weights.hub import resolve_model
 from dflash_jax.weights.load import check_files, load_drafter, load_target, unloaded
 
 logger = logging.getLogger(__name__)
@@ -53,6 +65,8 @@ class LLM:
 
     Raises:
         ConfigError, CheckpointError, DownloadError: before anything is compiled.
+        MemoryPlanError: it does not fit the device; before anything is loaded.
+        EngineError: the device ran out of memory all the same.
     """
 
     def __init__(
@@ -63,17 +77,30 @@ class LLM:
         progress: Progress | None = None,
         **options: Any,
     ):
-        serve = _serve_config(options)
-        target_folder = resolve_model(target, kind="target")
-        drafter_folder = None if drafter is None else resolve_model(drafter, kind="drafter")
-        resolved = _resolve(serve, target_folder, drafter_folder)
-        self.tokenizer: Tokenizer | None = _tokenizer(target_folder)
-        _check_tokenizers(self.tokenizer, drafter_folder)
-        self.config: ResolvedConfig = on_platform(resolved, serve, jax.default_backend())
+        serve = serve_config(options)
+        pair = read_pair(target, drafter, serve)
+        resolved = resolve_pair(pair, serve)
+        _check_files(pair, resolved)
+        self.tokenizer: Tokenizer | None = _tokenizer(pair.target)
+        _check_tokenizers(self.tokenizer, pair.drafter)
+        platform = used_devices(serve)[0].platform
+        plan = engine_plan(pair, serve, on_platform(resolved, serve, platform))
+        refuse_unfit(plan)
+        self.config: ResolvedConfig = plan.config
         self._progress = progress
-        compiled = _compile(self.config, target_folder, drafter_folder, progress)
-        models = _load(self.config, target_folder, drafter_folder, progress)
-        self._engine = Engine(self.config, *models, compiled=compiled, progress=progress)
+        compiled = None
+        if not skips_estimation():
+            compiled = _compile(self.config, pair, progress)
+            plan = plan.with_measured(measure(compiled))
+            refuse_unfit(plan)
+        self.plan: MemoryPlan = plan
+        logger.info("%s", plan)
+        with explained("the weights", sum(plan.inputs.weights), plan):
+            models = _load(self.config, pair, progress)
+        announce(plan, memory_now(serve))
+        arenas = plan.footprint.kv_arena + plan.footprint.context_arena
+        with explained("the arenas", arenas, plan):
+            self._engine = Engine(self.config, *models, compiled=compiled, progress=progress)
         self._batch = Batch(self._engine)
         known = self.tokenizer.eos_token_ids if self.tokenizer is not None else ()
         self.eos_token_ids: tuple[int, ...] = tuple(
@@ -243,23 +270,11 @@ class LLM:
         return answer
 
 
-def _serve_config(options: Mapping[str, Any]) -> ServeConfig:
-    names = [field.name for field in dataclasses.fields(ServeConfig)]
-    unknown = [name for name in options if name not in names]
-    if unknown:
-        raise ConfigError(f"unknown option {', '.join(unknown)}; options: {', '.join(names)}")
-    return ServeConfig(**options)
-
-
-def _resolve(serve: ServeConfig, target: Path, drafter: Path | None) -> ResolvedConfig:
-    """Everything that files and options can tell; starts no backend."""
-    target_config = TargetConfig.from_folder(target)
-    drafter_config = None if drafter is None else DrafterConfig.from_folder(drafter)
-    resolved = resolve(serve, target_config, drafter_config)
-    check_files(target, "target")
-    if drafter is not None:
-        check_files(drafter, "drafter")
-    return resolved
+def _check_files(pair: Pair, config: ResolvedConfig) -> None:
+    """Whether the weights to be loaded fit their configs; starts no backend."""
+    check_files(pair.target, "target")
+    if config.drafter is not None and pair.drafter is not None:
+        check_files(pair.drafter, "drafter")
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
@@ -280,29 +295,27 @@ def _check_tokenizers(target: Tokenizer | None, drafter: Path | None) -> None:
 
 
 def _compile(
-    config: ResolvedConfig, target: Path, drafter: Path | None, progress: Progress | None
+    config: ResolvedConfig, pair: Pair, progress: Progress | None
 ) -> Mapping[str, jax.stages.Compiled]:
     """Every program, from shapes alone: nothing is loaded and no arena exists yet."""
-    model = unloaded(target, "target", dtype=config.dtype, mesh=config.mesh)
+    model = unloaded(pair.target, "target", dtype=config.dtype, mesh=config.mesh)
     model.config = config.target
     method = None
-    if config.drafter is not None and drafter is not None:
-        method = unloaded(drafter, "drafter", dtype=config.dtype, mesh=config.mesh)
+    if config.drafter is not None and pair.drafter is not None:
+        method = unloaded(pair.drafter, "drafter", dtype=config.dtype, mesh=config.mesh)
     return compile_engine(config, model, method, progress)
 
 
-def _load(
-    config: ResolvedConfig, target: Path, drafter: Path | None, progress: Progress | None
-) -> tuple[Any, Any]:
+def _load(config: ResolvedConfig, pair: Pair, progress: Progress | None) -> tuple[Any, Any]:
     total = 2 if config.drafter is not None else 1
-    model = load_target(target, dtype=config.dtype, mesh=config.mesh)
+    model = load_target(pair.target, dtype=config.dtype, mesh=config.mesh)
     # The config decides (rope override, served positions), the folder only brought the weights.
     model.config = config.target
     if progress is not None:
         progress("load", 1, total)
-    if config.drafter is None or drafter is None:
+    if config.drafter is None or pair.drafter is None:
         return model, None
-    method = load_drafter(drafter, dtype=config.dtype, mesh=config.mesh)
+    method = load_drafter(pair.drafter, dtype=config.dtype, mesh=config.mesh)
     if progress is not None:
         progress("load", 2, total)
     return model, method

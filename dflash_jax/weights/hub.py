@@ -25,6 +25,11 @@ def is_hub_id(name: str | Path) -> bool:
     return isinstance(name, str) and _HUB_ID.fullmatch(name) is not None
 
 
+def is_remote(name: str | Path) -> bool:
+    """Whether `resolve_model` would have to ask the hub (or its cache) for this name."""
+    return is_hub_id(name) and not Path(name).expanduser().exists()
+
+
 def resolve_model(name: str | Path, *, revision: str | None = None, kind: Kind = "target") -> Path:
     """The folder of a model: a local folder itself, `demo`'s, or a hub id's snapshot.
 

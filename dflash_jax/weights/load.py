@@ -17,10 +17,11 @@ from jax.sharding import Mesh
 from dflash_jax.config import DTYPES, DrafterConfig, TargetConfig, read_config
 from dflash_jax.errors import ConfigError
 from dflash_jax.models import DFlashDrafter, Target, build_drafter, build_target
+from dflash_jax.models.sizes import Shapes, drafter_shapes, target_shapes
 from dflash_jax.weights import names, orbax, safetensors
 from dflash_jax.weights.hub import resolve_model
 from dflash_jax.weights.match import filled
-from dflash_jax.weights.names import Kind, ParameterPath
+from dflash_jax.weights.names import Kind
 
 Model = TypeVar("Model", Target, DFlashDrafter)
 
@@ -60,8 +61,7 @@ def check_files(folder: str | Path, kind: Kind) -> None:
     """
     if orbax.is_checkpoint(folder):
         return  # its parameters are compared with the config when they are restored
-    model = abstract_target(folder) if kind == "target" else abstract_drafter(folder)
-    safetensors.select(model, folder, kind=kind)
+    safetensors.select_shapes(_config_shapes(Path(folder), kind), folder, kind=kind)
 
 
 def abstract_target(folder: str | Path) -> Target:
@@ -77,7 +77,7 @@ def abstract_drafter(folder: str | Path) -> DFlashDrafter:
     return nnx.eval_shape(lambda: build_drafter(config, dtype=jnp.float32, rngs=nnx.Rngs(0)))
 
 
-def stored_shapes(folder: str | Path, kind: Kind) -> dict[ParameterPath, tuple[int, ...]]:
+def stored_shapes(folder: str | Path, kind: Kind) -> Shapes:
     """Shapes of the parameters that loading makes, padded vocabulary rows included.
 
     Raises:
@@ -85,8 +85,8 @@ def stored_shapes(folder: str | Path, kind: Kind) -> dict[ParameterPath, tuple[i
     """
     if orbax.is_checkpoint(folder):
         return orbax.stored_shapes(folder)
-    model = abstract_target(folder) if kind == "target" else abstract_drafter(folder)
-    return safetensors.stored_shapes(safetensors.select(model, folder, kind=kind))
+    wanted = _config_shapes(Path(folder), kind)
+    return safetensors.stored_shapes(safetensors.select_shapes(wanted, folder, kind=kind))
 
 
 def unloaded(folder: str | Path, kind: Kind, *, dtype: str, mesh: Mesh | None = None) -> Any:
@@ -117,6 +117,12 @@ def resolve_dtype(dtype: str, mesh: Mesh | None = None) -> np.dtype:
         return jnp.dtype(dtype)
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     return jnp.dtype(jnp.float32 if platform == "cpu" else jnp.bfloat16)
+
+
+def _config_shapes(folder: Path, kind: Kind) -> Shapes:
+    if kind == "target":
+        return target_shapes(TargetConfig.from_folder(folder))
+    return drafter_shapes(DrafterConfig.from_folder(folder))
 
 
 def _check_dtype(dtype: str) -> None:

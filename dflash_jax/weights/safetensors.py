@@ -24,7 +24,16 @@ from dflash_jax.weights.files import TensorEntry, dtype_problem, read_header
 from dflash_jax.weights.match import Model, Stored, compare, filled, refuse, wanted_shapes
 from dflash_jax.weights.names import Kind, ParameterPath
 
-__all__ = ["Checkpoint", "load_parameters", "read", "read_header", "select", "stored_shapes"]
+__all__ = [
+    "Checkpoint",
+    "has_weights",
+    "load_parameters",
+    "read",
+    "read_header",
+    "select",
+    "select_shapes",
+    "stored_shapes",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +73,11 @@ class Checkpoint(NamedTuple):
         return sum(entry.nbytes for entry in self.tensors.values())
 
 
+def has_weights(folder: str | Path) -> bool:
+    """Whether a folder has a file that `Checkpoint.from_folder` starts from."""
+    return any((Path(folder) / name).is_file() for name in (SINGLE, INDEX))
+
+
 def load_parameters(
     module: Model,
     folder: str | Path,
@@ -84,8 +98,14 @@ def select(
     Raises:
         CheckpointError: with everything that the folder lacks, has too much or has differently.
     """
+    return select_shapes(wanted_shapes(module), folder, kind=kind)
+
+
+def select_shapes(
+    wanted: Mapping[ParameterPath, tuple[int, ...]], folder: str | Path, *, kind: Kind
+) -> dict[ParameterPath, TensorEntry]:
+    """`select` for a module whose shapes are known without it."""
     checkpoint = Checkpoint.from_folder(folder)
-    wanted = wanted_shapes(module)
     found, findings = _found(checkpoint, wanted, kind)
     if _HEAD not in wanted:
         findings += _drop_tied_head(found)

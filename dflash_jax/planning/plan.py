@@ -1,0 +1,156 @@
+"""`MemoryPlan`, and how one is made, fitted, decided by measurement and refused.
+
+`make_plan` is pure and raises nothing; `refuse_unfit` raises what it found. Reading checkpoints and
+asking devices is the caller's business (`serving/planner.py`).
+"""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from dflash_jax.config import ResolvedConfig
+from dflash_jax.errors import MemoryPlanError
+from dflash_jax.planning import budget, words
+from dflash_jax.planning.account import Inputs, limits, sized
+from dflash_jax.planning.context_rules import arena_fit, fit_finding
+from dflash_jax.planning.footprint import dtype_bytes
+from dflash_jax.planning.measured import Measured
+from dflash_jax.planning.pool import Pool
+from dflash_jax.planning.report import gib
+from dflash_jax.planning.verdict import Sizing
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan(Sizing):
+    """Every byte of a configuration and the verdict on it; `print` shows the table.
+
+    `largest_batch_size` and `largest_seq_len` keep the reserve; `unproven` has what is possible
+    without it, which is where a refusal begins.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join(words.lines(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as one JSON document."""
+        return words.document(self)
+
+    def refusal(self) -> str:
+        """Why it does not fit and what would."""
+        return words.refusal(self)
+
+    def with_warnings(self, warnings: Sequence[str]) -> "MemoryPlan":
+        """The same plan with more to say."""
+        return dataclasses.replace(self, warnings=(*self.warnings, *warnings))
+
+    def with_measured(self, measured: Measured | None) -> "MemoryPlan":
+        """The same plan decided by compiled programs; unchanged where they say nothing.
+
+        Limits then take the measured temporaries as given, which a smaller configuration does not
+        exceed.
+        """
+        if measured is None:
+            return self
+        reserve = self.reserve if self.strict else 0
+        found = limits(self.config, self.inputs, reserve=reserve, measured=measured)
+        return dataclasses.replace(self, measured=measured, proven=found, unproven=found)
+
+
+def make_plan(config: ResolvedConfig, inputs: Inputs) -> MemoryPlan:
+    """Sizes a configuration and decides."""
+    strict = inputs.serve.headroom == "seed"
+    if strict:
+        inputs = inputs._replace(memory=inputs.memory._replace(overhead=budget.OVERHEAD))
+    held, pool = sized(config, inputs)
+    proven = limits(config, inputs, reserve=budget.RESERVE)
+    return MemoryPlan(
+        config=config,
+        inputs=inputs,
+        footprint=held,
+        pool=pool,
+        reserve=budget.RESERVE,
+        proven=proven,
+        unproven=proven if strict else limits(config, inputs, reserve=0),
+        warnings=tuple(_pool_warnings(config, pool)),
+    )
+
+
+def fit_batch(config: ResolvedConfig, inputs: Inputs) -> MemoryPlan:
+    """The plan; a batch that the user left open is lowered to what fits, with one warning."""
+    plan = make_plan(config, inputs)
+    if inputs.serve.max_batch_size is not None:
+        return plan
+    # Where nothing fits with the reserve, what fits without it can still be proven.
+    batch = plan.proven.batch_size or plan.unproven.batch_size
+    if not 0 < batch < config.max_batch_size:
+        return plan
+    logger.warning(
+        "clamping max_batch_size to %d: %s of memory hold no more rows of %d tokens (%s)",
+        batch,
+        gib(plan.available),
+        config.max_seq_len,
+        inputs.memory.source,
+    )
+    return make_plan(config.with_batch_size(batch), inputs)
+
+
+def findings(plan: MemoryPlan) -> list[str]:
+    """What refuses a plan: the total rule, and the context budget where it applies."""
+    found = [plan.refusal()] if plan.verdict == "refused" else []
+    over = context_budget_finding(plan)
+    return [*found, over] if over else found
+
+
+def refuse_unfit(plan: MemoryPlan) -> None:
+    """Raises what a plan refuses.
+
+    Raises:
+        MemoryPlanError: with the numbers and the remedies.
+    """
+    if found := findings(plan):
+        raise MemoryPlanError("\n".join(found))
+
+
+def context_budget_finding(plan: MemoryPlan) -> str | None:
+    """The reference's budget as one more rule where a pool competes with a private arena."""
+    config, serve, memory = plan.config, plan.inputs.serve, plan.inputs.memory
+    drafter, order = config.drafter, plan.inputs.order.order
+    private = config.kv_layout == "paged" and config.context_store == "arena"
+    if drafter is None or not private or serve.skip_context_budget_check:
+        return None
+    left = budget.derived_context_budget(
+        total=memory.total - memory.in_use,
+        weights=sum(plan.inputs.weights),
+        kv_fraction=serve.kv_memory_fraction,
+        kv_max_tokens=serve.kv_max_tokens,
+        kv_max_bytes=serve.kv_max_bytes,
+        order=order,
+        overhead=memory.overhead,
+    )
+    if left is None:
+        return None
+    fit = arena_fit(
+        drafter,
+        budget=left,
+        max_batch_size=config.max_batch_size,
+        max_seq_len=config.max_seq_len,
+        max_draft_len=config.max_draft_len,
+        paged=config.draft_attention == "pallas",
+        page_size=config.page_size,
+        dtype_bytes=dtype_bytes(config),
+        shards=plan.inputs.shards,
+        scratch_rows=0,
+    )
+    return None if fit.fits else fit_finding(fit, order)
+
+
+def _pool_warnings(config: ResolvedConfig, pool: Pool | None) -> list[str]:
+    if pool is None or not 0 < pool.rows < config.max_batch_size:
+        return []
+    return [
+        f"the pool holds {pool.rows} rows of {config.max_seq_len} tokens and max_batch_size is "
+        f"{config.max_batch_size}: if requests are that long, admission queues"
+    ]

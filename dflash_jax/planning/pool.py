@@ -1,0 +1,70 @@
+"""The paged pool: what it takes of the memory that is left, and how many requests that holds.
+
+The counterpart of the reference's managed KV pool. A pool is elastic: it needs pages for one row of
+the served length, takes what options and memory allow, and where it holds fewer rows than the batch
+has, admission queues.
+"""
+
+from typing import NamedTuple
+
+from dflash_jax.arena.sizes import drafter_capacity, kv_capacity
+from dflash_jax.config import ResolvedConfig, ServeConfig
+from dflash_jax.planning.budget import Order
+from dflash_jax.planning.footprint import Footprint, page_bytes
+
+
+class Pool(NamedTuple):
+    """A pool of `pages` pages of `page_bytes` bytes; a row of served length takes `row_pages`."""
+
+    pages: int
+    page_bytes: int
+    row_pages: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on one device."""
+        return self.pages * self.page_bytes
+
+    @property
+    def least(self) -> int:
+        """Bytes for one row of the served length."""
+        return self.row_pages * self.page_bytes
+
+    @property
+    def rows(self) -> int:
+        """Rows of the served length that it holds."""
+        return self.pages // self.row_pages
+
+
+def plan_pool(
+    config: ResolvedConfig,
+    serve: ServeConfig,
+    held: Footprint,
+    *,
+    free: int,
+    order: Order,
+    shards: int = 1,
+) -> Pool:
+    """The pool of a paged configuration.
+
+    Args:
+        held: everything else.
+        free: bytes that everything together may take.
+        order: arena_first: the share is of what the context arena leaves; pool_first: of what
+            weights, buffers and token state leave.
+    """
+    one = page_bytes(config, shards=shards)
+    row_pages = -(-_row_positions(config) // config.page_size)
+    if serve.kv_max_tokens is not None:
+        return Pool(-(-serve.kv_max_tokens // config.page_size), one, row_pages)
+    before = held.total if order == "arena_first" else held.total - held.context_arena
+    share = int(max(0, free - before) * serve.kv_memory_fraction)
+    wanted = min(share, serve.kv_max_bytes) if serve.kv_max_bytes else share
+    return Pool(wanted // one, one, row_pages)
+
+
+def _row_positions(config: ResolvedConfig) -> int:
+    positions = kv_capacity(config.max_seq_len, config.verify_width)
+    if config.drafter is None or config.context_store != "pool":
+        return positions
+    return max(positions, drafter_capacity(config))
