@@ -2,15 +2,18 @@
 
 Rows run in order, each is printed as it ends, a table comes last; what was not reached says so.
 With $OUT set, the results are also written there (JSON and a Markdown table) after every row. Run
-from the repository; `--tiny` tries the script itself, on a CPU too:
+from the repository; `--planner` checks the memory plan instead; `--tiny` tries the script itself,
+on a CPU too:
 
     python benchmarks/gpu_check.py --deadline 300
+    python benchmarks/gpu_check.py --planner --deadline 240
 """
 
 import argparse
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gpu_invariants
+import gpu_planner
 import gpu_shapes
 import jax
 import jax.numpy as jnp
@@ -179,6 +183,18 @@ def all_rows(*, tiny: bool) -> list[Row]:
     return rows + checks + shape_rows("Qwen3-8B", (1024, 8192), (1, 8))
 
 
+def planner_rows(*, tiny: bool) -> list[Row]:
+    """A device plans by its own figures; the small ones by a memory that is given."""
+    small = {"layers": 4, "max_seq_len": 256, "device_memory": "6150MiB"}
+    sizes = small if tiny else {"layers": 32, "max_seq_len": 32768}
+
+    def boots(_: dict[str, Figures]) -> Figures:
+        with tempfile.TemporaryDirectory() as folder:
+            return gpu_planner.largest_boots(Path(folder), **sizes)
+
+    return [Row("device", device), Row("planner: the largest batch boots", boots)]
+
+
 def run_row(row: Row, results: Results) -> None:
     results.begin(row.name)
     begun = time.monotonic()
@@ -196,8 +212,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="One ordered run of all device checks.")
     parser.add_argument("--deadline", type=float, default=300, help="seconds for everything")
     parser.add_argument("--tiny", action="store_true", help="small shapes, to try the script")
+    parser.add_argument("--planner", action="store_true", help="the memory plan's rows instead")
     args = parser.parse_args()
-    rows = all_rows(tiny=args.tiny)
+    rows = planner_rows(tiny=args.tiny) if args.planner else all_rows(tiny=args.tiny)
     results = Results([row.name for row in rows])
 
     def stop() -> None:

@@ -49,6 +49,19 @@ def test_the_device_check_passes_every_row_on_a_cpu_and_writes_what_it_printed(
     assert "projected at acceptance length 6.5 (random weights)" in table
 
 
+def test_the_planners_check_boots_its_largest_batch_and_is_refused_more(
+    tmp_path: Path, pytestconfig: pytest.Config
+):
+    """On a CPU by a memory that is given; a device plans by its own figures."""
+    assert pytestconfig.cache is not None
+    done = check("--planner", out=tmp_path, cache=pytestconfig.cache.mkdir("jax-benchmarks"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = json.loads((tmp_path / "gpu_check.json").read_text())["planner: the largest batch boots"]
+    assert row["status"] == "passed" and row["largest batch"] >= 1
+    assert row["needed"] <= row["available"] and row["seconds to refuse"] < 1
+    assert row["largest temporary"] > 0
+
+
 def test_rows_behind_the_deadline_read_not_reached(tmp_path: Path, pytestconfig: pytest.Config):
     assert pytestconfig.cache is not None
     done = check("--deadline", "0", out=tmp_path, cache=tmp_path / "cache")

@@ -111,7 +111,6 @@ def test_a_plan_of_a_card_starts_no_backend(configs):
         (("--device-memory", "80GiB", "--card", "80GiB"), "two ways"),
         (("--device-memory", "80GiB", "--max-draft-len", 16), "max_draft_len <= 15"),
         (("--device-memory", "80GiB", "--kv-memory-fraction", 0.5), "kv_layout='paged'"),
-        (("--device-memory", "80GiB", "--headroom", "none"), "headroom='none'"),
     ],
 )
 def test_wrong_options_are_refused_with_exit_code_2(configs, words, expected):
@@ -128,3 +127,20 @@ def test_a_folder_with_weights_is_sized_by_its_headers(tmp_path):
     bare = run("plan", folder, "--device-memory", "1GiB", "--json").document["rows"]
     padding = 2 * (128 - 97) * 32 * 2
     assert rows["target weights"]["bytes"] - bare["target weights"]["bytes"] == padding
+
+
+def test_a_word_outside_an_options_list_is_refused_with_the_list(configs):
+    """In a process of its own, where no test checks types before the rules do."""
+    target, drafter = configs
+    ran = process(
+        "plan",
+        target,
+        "-d",
+        drafter,
+        "--device-memory",
+        "80GiB",
+        "--headroom",
+        "none",
+        code="from dflash_jax.cli.main import main; main()",
+    )
+    assert ran.returncode == 2 and "headroom='none': 'measured' or 'seed' is needed" in ran.stderr
