@@ -63,17 +63,21 @@ class Pair:
 class EngineArm:
     """This engine behind its own queue, as `LLM.generate` runs it; K = 0 is plain decoding."""
 
-    def __init__(self, pair: Pair, draft_len: int, max_seq_len: int):
-        self.name = f"DFlash K={draft_len}" if draft_len else "plain"
+    def __init__(self, pair: Pair, draft_len: int, max_seq_len: int, *, suffix: bool = False):
+        method = "suffix" if suffix else "DFlash"
+        self.name = f"{method} K={draft_len}" if draft_len else "plain"
         self.draft_len = draft_len
         serve = ServeConfig(
-            max_seq_len=max_seq_len, max_batch_size=1, max_draft_len=draft_len or None
+            max_seq_len=max_seq_len,
+            max_batch_size=1,
+            max_draft_len=draft_len or None,
+            speculation="suffix" if suffix else None,
         )
-        folder = pair.drafter_folder if draft_len else None
+        folder = pair.drafter_folder if draft_len and not suffix else None
         drafter = None if folder is None else DrafterConfig.from_folder(folder)
         resolved = resolve(serve, TargetConfig.from_folder(pair.target_folder), drafter)
         self.config = on_platform(resolved, serve, jax.default_backend())
-        model = pair.drafter if draft_len else None
+        model = pair.drafter if folder is not None else None
         self.engine = Engine(self.config, pair.target, model)
         self._batch = Batch(self.engine)
         self._ends = pair.ends

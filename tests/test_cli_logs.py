@@ -43,9 +43,21 @@ def test_notes_are_printed_when_asked_for(screen: StringIO):
 
 def test_nothing_is_left_behind(screen: StringIO):
     logger = logging.getLogger("dflash_jax")
-    before = (list(logger.handlers), logger.level)
+    before = (list(logger.handlers), logger.level, logger.propagate)
     with pytest.raises(ValueError, match="stop"), logs_on_terminal(verbose=True):
         raise ValueError("stop")
     LOG.warning("afterwards")
-    assert (list(logger.handlers), logger.level) == before
+    assert (list(logger.handlers), logger.level, logger.propagate) == before
     assert screen.getvalue() == ""
+
+
+def test_a_handler_of_the_root_logger_does_not_say_it_again(
+    screen: StringIO, caplog: pytest.LogCaptureFixture
+):
+    """Libraries that are imported on the way give the root logger one."""
+    with logs_on_terminal(verbose=False):
+        LOG.warning("once")
+    assert screen.getvalue().split() == ["warning:", "once"]
+    assert caplog.records == []
+    LOG.warning("afterwards")
+    assert [record.getMessage() for record in caplog.records] == ["afterwards"]

@@ -34,6 +34,7 @@ def chat(
     seed: options.SeedOption = None,
     max_seq_len: options.MaxSeqLenOption = None,
     max_draft_len: options.MaxDraftLenOption = None,
+    speculation: options.SpeculationOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Talk to the model; answers are streamed.
@@ -54,6 +55,7 @@ def chat(
             max_seq_len=max_seq_len,
             max_batch_size=1,
             max_draft_len=max_draft_len,
+            speculation=speculation,
         )
     talk = Conversation(llm, params, system)
     talk.ids()  # a model without a chat template is refused before the first question

@@ -45,6 +45,7 @@ def generate(
     max_seq_len: options.MaxSeqLenOption = None,
     max_batch_size: options.MaxBatchSizeOption = None,
     max_draft_len: options.MaxDraftLenOption = None,
+    speculation: options.SpeculationOption = None,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on past the model's end tokens.")
     ] = False,
@@ -76,6 +77,7 @@ def generate(
             max_seq_len=max_seq_len,
             max_batch_size=max_batch_size or min(LARGEST_BATCH, len(asked)),
             max_draft_len=max_draft_len,
+            speculation=speculation,
         )
         listed = [_engine_prompt(llm, one) for one in asked]
         begun = time.perf_counter()

@@ -30,14 +30,17 @@ class _Notes(logging.Handler):
 def logs_on_terminal(verbose: bool) -> Iterator[None]:
     """Shows warnings, and with `verbose` also what the library notes on its way."""
     logger, handler = logging.getLogger(LOGGER), _Notes()
-    level = logger.level
+    level, propagates = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    # A library that we import may give the root logger a handler, which would say all of it again.
+    logger.propagate = False
     try:
         yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+        logger.propagate = propagates
 
 
 @contextmanager

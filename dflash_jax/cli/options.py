@@ -42,6 +42,14 @@ MaxDraftLenOption = Annotated[
         "--max-draft-len", "-k", help="Tokens drafted per round, up to the trained width."
     ),
 ]
+SpeculationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--speculation",
+        help="dflash, suffix (drafts from the text itself, no drafter) or none. Without it: dflash "
+        "where a drafter is given.",
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else there.")
 ]

@@ -30,9 +30,7 @@ def plan(
         int | None, typer.Option("--max-num-tokens", help="Tokens of one pass over all rows.")
     ] = None,
     max_draft_len: options.MaxDraftLenOption = None,
-    speculation: Annotated[
-        str | None, typer.Option("--speculation", help="dflash, suffix or none.")
-    ] = None,
+    speculation: options.SpeculationOption = None,
     device_memory: Annotated[
         str | None,
         typer.Option(

@@ -1,16 +1,22 @@
 """Drafting methods: the `Drafter` protocol, its `Proposal`, and DFlash itself.
 
 A method lives inside the compiled round: it proposes from its own arena and takes in what the
-round committed. Another method is another class here with the same three members.
+round committed. Another method is another class with the same members (`given.py` has one).
 """
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from dflash_jax.arena.context import ContextArena, append_context, can_draft, open_context_slots
-from dflash_jax.arena.rows import ArenaRows, slot_lengths
+from dflash_jax.arena.context import (
+    ContextArena,
+    append_context,
+    can_draft,
+    context_rows,
+    open_context_slots,
+)
+from dflash_jax.arena.rows import slot_lengths
 from dflash_jax.decoding.sampling import greedy_tokens
 from dflash_jax.models.drafter import DFlashDrafter
 from dflash_jax.models.layers import embed_ids, unembed
@@ -34,30 +40,30 @@ class Proposal(NamedTuple):
 
 @runtime_checkable
 class Drafter(Protocol):
-    """A drafting method as the compiled round sees it. `layer_ids` are the taps it needs."""
+    """A drafting method as the compiled round sees it. `layer_ids` are the taps it needs.
+
+    `arena` is what the method keeps on the device between rounds, `EngineState.context`: a
+    `ContextArena`, or None for a method that keeps nothing.
+    """
 
     layer_ids: tuple[int, ...]
     draft_len: int
 
-    def propose(
-        self, arena: ContextArena, slots: Int[Array, " b"], anchors: Int[Array, " b"]
-    ) -> Proposal:
+    def propose(self, arena: Any, slots: Int[Array, " b"], anchors: Int[Array, " b"]) -> Proposal:
         """Drafts for the given rows; rows that are dead or may not draft get count 0."""
         ...
 
     def absorb(
         self,
-        arena: ContextArena,
+        arena: Any,
         slots: Int[Array, " b"],
         features: Float[Array, "b t ae"],
         counts: Int[Array, " b"],
-    ) -> ContextArena:
+    ) -> Any:
         """Takes in the features of the first `counts` tokens of a pass."""
         ...
 
-    def open_slots(
-        self, arena: ContextArena, slots: Int[Array, " b"], fresh: Array
-    ) -> ContextArena:
+    def open_slots(self, arena: Any, slots: Int[Array, " b"], fresh: Array) -> Any:
         """Forgets what freshly taken slots held."""
         ...
 
@@ -81,8 +87,9 @@ class BlockDrafter:
         ids = jnp.concatenate([anchors[:, None], masks], axis=1)
         lengths = slot_lengths(arena.lengths, slots)
         embeddings = embed_ids(self.target.embedding, ids)
-        context = ArenaRows(arena.layers, None, self.piece)
-        hidden = self.model.block_hidden_cached(embeddings, lengths, context)
+        hidden = self.model.block_hidden_cached(
+            embeddings, lengths, context_rows(arena, self.piece)
+        )
         # Slot 0 is the anchor and predicts nothing, unless the drafter was trained to.
         drafted = hidden[:, width - self.draft_len :]
         tokens = greedy_tokens(unembed(drafted, self.target.head, self.target.config.vocab_size))

@@ -17,16 +17,18 @@ from dflash_jax.arena.context import init_context_arena
 from dflash_jax.arena.kv import init_kv_arena
 from dflash_jax.config import ResolvedConfig
 from dflash_jax.decoding.draft import BlockDrafter, Drafter
+from dflash_jax.decoding.given import GivenDrafter
 from dflash_jax.decoding.round import EngineState, Prompt, TokenState, decode_round, prefill_chunk
 from dflash_jax.models import DFlashDrafter, Target
+from dflash_jax.planning.buckets import chunk_buckets, row_buckets
+from dflash_jax.weights.names import MESH_AXES
 
 Leaves = tuple[jax.Array | jax.ShapeDtypeStruct, ...]
 
-CHUNKS = (32, 128, 512, 2048)
 # Prefill never scores a chunk against a whole row at once: that array would be the largest of all,
 # and reading a loop's trip count back at every layer costs nothing beside a chunk.
 PREFILL_PIECE = 512
-TENSOR_AXIS = "tensor"
+TENSOR_AXIS = MESH_AXES["k"]
 
 
 class Model(NamedTuple):
@@ -40,7 +42,7 @@ class Program(NamedTuple):
     """One program, ready to lower.
 
     Attributes:
-        arguments: abstract target leaves, drafter leaves, state, and the one that varies.
+        arguments: abstract target leaves, drafter leaves, state, and what varies from call to call.
         out_shardings: of the state and of the report; None without a mesh.
     """
 
@@ -63,18 +65,6 @@ def split_model(module: Target | DFlashDrafter | None) -> Model:
     return Model(tuple(leaves), rebuild)
 
 
-def row_buckets(max_batch_size: int) -> tuple[int, ...]:
-    """Row counts that rounds are compiled for: 1, 2, 4, … and the whole batch."""
-    sizes = [1 << i for i in range(max_batch_size.bit_length()) if 1 << i < max_batch_size]
-    return (*sizes, max_batch_size)
-
-
-def chunk_buckets(max_seq_len: int, max_num_tokens: int) -> tuple[int, ...]:
-    """Chunk lengths that prefill is compiled for; the longest bounds a chunk."""
-    longest = min(max_seq_len, max_num_tokens, CHUNKS[-1])
-    return (*(size for size in CHUNKS if size < longest), longest)
-
-
 def init_state(config: ResolvedConfig) -> EngineState:
     """Arenas and token state of an engine, zero-filled, all lengths 0."""
     slots = config.max_batch_size
@@ -91,7 +81,10 @@ def init_state(config: ResolvedConfig) -> EngineState:
 
 
 def list_programs(config: ResolvedConfig, target: Model, drafter: Model) -> Iterator[Program]:
-    """All programs of a configuration, named `prefill-T` and `round-B-greedy|sampled`."""
+    """All programs of a configuration: `prefill-T`, `round-B-greedy|sampled`, `given-B-…`.
+
+    A `given` round verifies drafts of the host; where the host drafts, `round` is plain decoding.
+    """
     state = jax.eval_shape(lambda: init_state(config))
     out = None
     if config.mesh is not None:
@@ -106,13 +99,15 @@ def list_programs(config: ResolvedConfig, target: Model, drafter: Model) -> Iter
             out,
         )
     for rows in row_buckets(config.max_batch_size):
+        active = jax.ShapeDtypeStruct((rows,), jnp.bool_)
+        given = jax.ShapeDtypeStruct((rows, config.verify_width), jnp.int32)
         for sampled in (False, True):
-            yield Program(
-                f"round-{rows}-{'sampled' if sampled else 'greedy'}",
-                _round_function(config, target, drafter, sampled),
-                (*leaves, jax.ShapeDtypeStruct((rows,), jnp.bool_)),
-                out,
-            )
+            name = f"{rows}-{'sampled' if sampled else 'greedy'}"
+            function = _round_function(config, target, drafter, sampled)
+            yield Program(f"round-{name}", function, (*leaves, active), out)
+            if config.speculation == "suffix":
+                function = _given_function(config, target, sampled)
+                yield Program(f"given-{name}", function, (*leaves, active, given), out)
 
 
 def compile_program(program: Program) -> jax.stages.Compiled:
@@ -183,3 +178,12 @@ def _round_function(
         return decode_round(model, method, state, active, sampled=sampled, piece=config.read_piece)
 
     return round_
+
+
+def _given_function(config: ResolvedConfig, target: Model, sampled: bool) -> Callable[..., Any]:
+    def given_(target_leaves, drafter_leaves, state, active, packed):
+        model = target.rebuild(target_leaves)
+        method = GivenDrafter(packed, active)
+        return decode_round(model, method, state, active, sampled=sampled, piece=config.read_piece)
+
+    return given_

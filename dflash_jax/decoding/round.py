@@ -35,7 +35,7 @@ class TokenState(NamedTuple):
 
 
 class EngineState(NamedTuple):
-    """All that compiled programs donate and hand back; no `context` without a drafter."""
+    """All that compiled programs donate and hand back; `context` is None where none is kept."""
 
     kv: KVArena
     context: ContextArena | None
@@ -109,7 +109,7 @@ def prefill_chunk(
     counts = _after_pass(prompt.counts, chosen)
     kv = append_kv(kv, prompt.slots, new, counts)
     context = state.context
-    if drafter is not None and context is not None:
+    if drafter is not None:
         context = drafter.open_slots(context, prompt.slots, prompt.fresh)
         context = drafter.absorb(context, prompt.slots, features, counts)
     tokens = TokenState(
@@ -145,7 +145,7 @@ def decode_round(
     kv, context = state.kv, state.context
     slots = live_slots(active, kv.lengths.shape[0])
     anchors = state.tokens.anchors[:rows]
-    if drafter is None or context is None:
+    if drafter is None:
         proposal = no_proposal(rows)
     else:
         proposal = drafter.propose(context, slots, anchors)
@@ -158,7 +158,7 @@ def decode_round(
     accepted = num_accepted_drafts(proposal.tokens, proposal.count, chosen)
     committed = _after_pass(jnp.where(active, accepted + 1, 0), chosen[:, 0])
     kv = append_kv(kv, slots, new, committed)
-    if drafter is not None and context is not None:
+    if drafter is not None:
         # A row that stopped drafting keeps its context frozen.
         kept = jnp.where(proposal.count > 0, committed, 0)
         context = drafter.absorb(context, slots, features, kept)

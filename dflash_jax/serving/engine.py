@@ -14,18 +14,18 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dflash_jax.config import ResolvedConfig
+from dflash_jax.decoding.given import pack_drafts
 from dflash_jax.decoding.programs import (
     Program,
-    chunk_buckets,
     compile_program,
     init_state,
     list_programs,
-    row_buckets,
     split_model,
     state_shardings,
 )
 from dflash_jax.decoding.round import EngineState, Prompt, RoundReport
 from dflash_jax.models import DFlashDrafter, Target
+from dflash_jax.planning.buckets import chunk_buckets, row_buckets
 from dflash_jax.serving.compiles import CompileCounter
 
 logger = logging.getLogger(__name__)
@@ -72,20 +72,36 @@ class Engine:
             chosen = self._call(f"prefill-{size}", Prompt(*jax.device_put(fields, self._place)))
         return int(np.asarray(chosen)[0])
 
-    def round(self, active: Sequence[bool], *, sampled: bool) -> RoundReport:
-        """Advances the active ones of the leading slots; rows beyond the last one are not run."""
+    def round(
+        self,
+        active: Sequence[bool],
+        *,
+        sampled: bool,
+        drafts: Mapping[int, Sequence[int]] | None = None,
+    ) -> RoundReport:
+        """Advances the active ones of the leading slots; rows beyond the last one are not run.
+
+        Args:
+            drafts: what the host proposes for a slot (speculation "suffix"), 1 … K tokens; slots
+                without any verify their anchor alone, and a round without any is plain decoding.
+        """
         last = max(index for index, row in enumerate(active) if row) + 1
         rows = next(size for size in self._rows if size >= last)
         mask = np.zeros((rows,), bool)
         mask[:last] = active[:last]
-        packed = self._call(f"round-{rows}-{'sampled' if sampled else 'greedy'}", mask)
+        name = f"{rows}-{'sampled' if sampled else 'greedy'}"
+        if drafts:
+            given = pack_drafts(drafts, rows, self.config.max_draft_len)
+            packed = self._call(f"given-{name}", mask, given)
+        else:
+            packed = self._call(f"round-{name}", mask)
         return RoundReport.unpack(np.asarray(packed))
 
-    def _call(self, name: str, argument: Prompt | np.ndarray) -> jax.Array:
+    def _call(self, name: str, *arguments: Prompt | np.ndarray) -> jax.Array:
         program = self.programs[name]
         leaves = (self._target.leaves, self._drafter.leaves)
         try:
-            self.state, out = program(*leaves, self.state, argument)
+            self.state, out = program(*leaves, self.state, *arguments)
         except BaseException:
             # Donated and not handed back: what the rows held is lost, the engine is not.
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state)):
@@ -100,6 +116,9 @@ class Engine:
             idle = np.zeros((rows,), bool)
             for variant in ("greedy", "sampled"):
                 jax.block_until_ready(self._call(f"round-{rows}-{variant}", idle))
+                if self.config.speculation == "suffix":
+                    given = pack_drafts({}, rows, self.config.max_draft_len)
+                    jax.block_until_ready(self._call(f"given-{rows}-{variant}", idle, given))
         kv, context = self.state.kv, self.state.context
         kv = kv._replace(lengths=_emptied(kv.lengths))
         if context is not None:
