@@ -34,8 +34,8 @@ def describe(width, height):
 '''
 _STORY = (
     "The old lighthouse stood at the end of the long stone pier. Every evening the keeper, a quiet "
-    "woman named Marta, climbed the ninety-three steps to light the lamp. Ships from the north came "
-    "by at dusk, heavy with timber and salt, and their captains raised a hand to the light. One "
+    "woman named Marta, climbed the ninety-three steps to light the lamp. Ships from the north "
+    "came by at dusk, heavy with timber and salt, and their captains raised a hand to the light. One "
     "winter the storm broke the great lens, and Marta had to carry lanterns up the stairs for "
     "eleven nights in a row."
 )
