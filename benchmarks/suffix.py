@@ -35,8 +35,8 @@ def describe(width, height):
 _STORY = (
     "The old lighthouse stood at the end of the long stone pier. Every evening the keeper, a quiet "
     "woman named Marta, climbed the ninety-three steps to light the lamp. Ships from the north "
-    "came by at dusk, heavy with timber and salt, and their captains raised a hand to the light. One "
-    "winter the storm broke the great lens, and Marta had to carry lanterns up the stairs for "
+    "came by at dusk, heavy with timber and salt, and their captains raised a hand to the light. "
+    "One winter the storm broke the great lens, and Marta had to carry lanterns up the stairs for "
     "eleven nights in a row."
 )
 PROMPTS = {
@@ -78,7 +78,7 @@ def figures(plain: list[Answer], suffix: list[Answer]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Suffix drafting against plain decoding.")
     parser.add_argument("--target", default="demo", help="folder, hub id or 'demo'")
     parser.add_argument("--max-draft-len", type=int, default=7)
     parser.add_argument("--max-tokens", type=int, default=200)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jaxtyping
 import pytest
 
 MAY_SKIP = ("gpu", "oracle", "slow")
@@ -53,6 +54,14 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
         report.outcome = "failed"
         report.longrepr = f"CI allows no skipped file; skip inside the test: {report.longrepr}"
     return report
+
+
+@pytest.fixture
+def as_a_user() -> Iterator[None]:
+    """Calls as outside the test run, where no checker looks at types before the library does."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

@@ -155,6 +155,7 @@ def test_without_a_drafter_there_is_no_context_and_one_token_of_slack(tmp_path: 
     )
     state = init_state(config)
     assert state.context is None
+    assert sizes.drafter_capacity(config) == 0
     assert state.kv.layers[0].keys.shape == (3, 2, 50 + 1, 16)
 
 

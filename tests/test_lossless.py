@@ -7,6 +7,7 @@ the JAX model without a cache once.
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,12 +52,16 @@ def t_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(target, tiny.write_drafter(folder / "drafter"), NumpyTarget(target))
 
 
+def golden(name: str) -> Pair:
+    folder = tiny.GOLDEN / name
+    return Pair(folder / "target", folder / "drafter", NumpyTarget(folder / "target"))
+
+
 @pytest.fixture(scope="module", params=["T", *tiny.PAIRS])
 def pair(request: pytest.FixtureRequest) -> Pair:
     if request.param == "T":
         return request.getfixturevalue("t_pair")
-    folder = tiny.GOLDEN / request.param
-    return Pair(folder / "target", folder / "drafter", NumpyTarget(folder / "target"))
+    return golden(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +139,29 @@ def test_every_width_up_to_the_trained_one_leaves_the_text_alone(t_pair, narrow,
         rows = tiny_engine.run(narrow[width], *requests)
         assert [row.token_ids for row in rows] == answers, name
         assert all(set(row.stats.drafts_per_round) <= {width} for row in rows)
+
+
+@pytest.mark.parametrize(("name", "width"), [("llama-tiny", 2), ("qwen3-tiny", 5)])
+def test_narrow_blocks_of_the_golden_pairs_leave_the_text_alone(name: str, width: int):
+    """Fault 1: blocks of fewer drafts than the 3 and 7 that these drafters were made for."""
+    pair = golden(name)
+    # One chunk length: one prefill program and one round are all that compiles.
+    options: dict[str, Any] = {
+        "max_seq_len": 48,
+        "max_batch_size": 1,
+        "max_num_tokens": 32,
+        "max_draft_len": width,
+    }
+    batch = Batch(tiny_engine.engine(pair.target, pair.drafter, pair.host, **options))
+    requests = [(pair.prompt(n), 15) for n in (1, 9, 33)]
+    answers = pair.answers(requests)
+    texts = [prompt + answer for (prompt, _), answer in zip(requests, answers, strict=True)]
+    for rule_name, pair.host.rule in rules(texts).items():
+        rows = tiny_engine.run(batch, *requests)
+        assert [row.token_ids for row in rows] == answers, rule_name
+        assert all(set(row.stats.drafts_per_round) <= {width} for row in rows)
+        if rule_name == "perfect":
+            assert all(width in row.stats.accepted_drafts_per_round for row in rows)
 
 
 def test_a_slot_answers_as_a_fresh_engine_whatever_it_held_before(t_pair, narrow):

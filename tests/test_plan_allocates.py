@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -135,7 +136,7 @@ def test_the_served_length_has_one_source_for_every_attention_and_layout(
 
 def test_a_drafter_of_a_million_positions_plans_by_what_is_served():
     """21.33 x less at 49,152, to two decimals."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "max_batch_size": 32,
         "block_width": 8,
         "num_layers": 5,

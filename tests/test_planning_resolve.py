@@ -13,6 +13,7 @@ PAIR_TARGET = dj.TargetConfig.from_dict(TARGET)
 PAIR_DRAFTER = dj.DrafterConfig.from_dict(DRAFTER)
 WIDE = dataclasses.replace(PAIR_DRAFTER, block_size=1024)
 LONG = dataclasses.replace(PAIR_TARGET, max_position_embeddings=40960)
+LONG_DRAFTER = dataclasses.replace(PAIR_DRAFTER, max_position_embeddings=40960)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -21,13 +22,13 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_the_defaults_are_the_designed_ones(caplog):
     caplog.set_level(logging.INFO, "dflash_jax")
-    config = resolve(dj.ServeConfig(), LONG, PAIR_DRAFTER)
+    config = resolve(dj.ServeConfig(), LONG, LONG_DRAFTER)
     assert config.max_seq_len == 4096
     assert config.max_num_tokens == 8192
     assert config.max_batch_size == 16
     assert (config.max_draft_len, config.verify_width, config.block_width) == (3, 4, 4)
     assert config.speculation == "dflash"
-    assert config.drafter == PAIR_DRAFTER and config.target == LONG
+    assert config.drafter == LONG_DRAFTER and config.target == LONG
     assert any("max_seq_len" in r.getMessage() and "4096" in r.getMessage() for r in caplog.records)
     assert warnings(caplog) == []
 
@@ -53,6 +54,25 @@ def test_without_a_drafter_nothing_is_drafted():
 def test_a_drafter_that_is_switched_off_is_not_served():
     config = resolve(dj.ServeConfig(speculation="none"), PAIR_TARGET, PAIR_DRAFTER)
     assert (config.speculation, config.drafter, config.max_draft_len) == ("none", None, 0)
+
+
+@pytest.mark.parametrize("asked, given", [(None, 7), (3, 3), (31, 31)])
+def test_suffix_drafts_without_a_drafter_at_any_width(asked, given):
+    """No trained width bounds it: 7 unless it is set."""
+    serve = dj.ServeConfig(speculation="suffix", max_draft_len=asked)
+    config = resolve(serve, PAIR_TARGET, None)
+    assert (config.speculation, config.drafter) == ("suffix", None)
+    assert (config.max_draft_len, config.verify_width) == (given, given + 1)
+    assert config.block_width == 0
+
+
+def test_a_drafter_beside_suffix_is_not_served_and_one_line_says_so(caplog):
+    caplog.set_level(logging.INFO, "dflash_jax.planning.resolve")
+    serve = dj.ServeConfig(speculation="suffix", max_seq_len=64)
+    config = resolve(serve, PAIR_TARGET, PAIR_DRAFTER)
+    assert (config.drafter, config.max_draft_len, config.block_width) == (None, 7, 0)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "suffix" in line and "not loaded" in line
 
 
 def test_a_drafter_that_predicts_from_its_anchor_needs_one_slot_less():
@@ -107,16 +127,6 @@ def test_a_wider_block_than_trained_is_refused():
         resolve(dj.ServeConfig(max_draft_len=4), PAIR_TARGET, PAIR_DRAFTER)
 
 
-def test_a_draft_length_without_a_drafter_is_refused():
-    with pytest.raises(dj.ConfigError, match="max_draft_len=3 without a drafter"):
-        resolve(dj.ServeConfig(max_draft_len=3), PAIR_TARGET, None)
-
-
-def test_speculation_without_a_drafter_is_refused():
-    with pytest.raises(dj.ConfigError, match="speculation='dflash' needs a drafter"):
-        resolve(dj.ServeConfig(speculation="dflash"), PAIR_TARGET, None)
-
-
 def test_a_served_length_beyond_the_positions_is_refused():
     with pytest.raises(dj.ConfigError, match="max_seq_len=513 .*512 positions.*rope_scaling"):
         resolve(dj.ServeConfig(max_seq_len=513), PAIR_TARGET, None)
@@ -141,30 +151,73 @@ def test_an_override_with_an_unknown_rule_lists_what_is_supported():
         resolve(serve, PAIR_TARGET, None)
 
 
-def test_all_findings_are_raised_at_once():
-    drafter = dataclasses.replace(PAIR_DRAFTER, hidden_size=48, num_target_layers=36)
-    serve = dj.ServeConfig(max_seq_len=600, max_batch_size=100, max_num_tokens=64, max_draft_len=9)
-    with pytest.raises(dj.ConfigError) as refused:
-        resolve(serve, PAIR_TARGET, drafter)
-    findings = str(refused.value).splitlines()
-    expected = (
-        "max_draft_len=9",
-        "36 layers",
-        "hidden_size is 48",
-        "max_seq_len=600",
-        "max_batch_size=100",
-    )
-    assert len(findings) == len(expected)
-    assert all(any(part in line for line in findings) for part in expected)
+def test_a_drafter_with_fewer_positions_is_served_with_one_warning(caplog):
+    """The last block of 4 within 512 positions starts behind 508 rows: at the 509th token."""
+    config = resolve(dj.ServeConfig(max_seq_len=513), LONG, PAIR_DRAFTER)
+    assert config.max_seq_len == 513
+    (warning,) = warnings(caplog)
+    assert "up to token 509" in warning and "max_seq_len is 513" in warning
 
 
-def test_options_that_are_not_built_are_refused_together():
-    serve = dj.ServeConfig(kv_layout="paged", context_store="pool", max_seq_len=0)
-    with pytest.raises(dj.ConfigError) as refused:
-        resolve(serve, PAIR_TARGET, PAIR_DRAFTER)
-    message = str(refused.value)
-    assert "kv_layout='paged'" in message and "'contiguous'" in message
-    assert "context_store='pool'" in message and "max_seq_len=0" in message
+@pytest.mark.parametrize("served, speculation", [(512, "dflash"), (513, "suffix"), (513, "none")])
+def test_a_drafter_that_covers_the_served_length_or_is_unused_is_not_warned_about(
+    caplog, served, speculation
+):
+    resolve(dj.ServeConfig(max_seq_len=served, speculation=speculation), LONG, PAIR_DRAFTER)
+    assert warnings(caplog) == []
+
+
+def test_the_positions_of_a_narrower_block_end_later(caplog):
+    """Blocks of 3 in 512 positions: behind 509 rows, at the 510th token."""
+    resolve(dj.ServeConfig(max_seq_len=600, max_draft_len=2), LONG, PAIR_DRAFTER)
+    (said,) = [warning for warning in warnings(caplog) if "positions" in warning]
+    assert "up to token 510" in said
+
+
+def test_rows_that_take_turns_are_accepted_where_that_is_allowed(caplog):
+    """32 rows of 4 tokens in a budget of 64: 16 decode in a step."""
+    serve = dj.ServeConfig(max_batch_size=32, max_num_tokens=64, allow_token_limited=True)
+    config = resolve(serve, PAIR_TARGET, PAIR_DRAFTER, engine=False)
+    assert (config.max_batch_size, config.rows_per_step) == (32, 16)
+    assert warnings(caplog) == []
+    with pytest.raises(dj.ConfigError, match=r"max_num_tokens >= 128 or max_batch_size <= 16"):
+        resolve(dataclasses.replace(serve, allow_token_limited=False), PAIR_TARGET, PAIR_DRAFTER)
+
+
+def test_not_even_one_row_takes_its_turn_in_a_budget_below_it():
+    serve = dj.ServeConfig(max_batch_size=32, max_num_tokens=3, allow_token_limited=True)
+    with pytest.raises(dj.ConfigError, match="no batch fits"):
+        resolve(serve, PAIR_TARGET, PAIR_DRAFTER, engine=False)
+
+
+def test_rows_that_fit_a_step_decode_at_once():
+    config = resolve(dj.ServeConfig(max_batch_size=16), PAIR_TARGET, PAIR_DRAFTER)
+    assert config.rows_per_step == 16
+
+
+@pytest.mark.parametrize("tokens, batch", [(12, 3), (63, 15), (4, 1)])
+def test_a_clamped_batch_that_is_asked_for_is_left_as_it_is(caplog, tokens, batch):
+    """The clamp is idempotent, and says so once."""
+    serve = dj.ServeConfig(max_num_tokens=tokens)
+    first = resolve(serve, PAIR_TARGET, PAIR_DRAFTER)
+    assert first.max_batch_size == batch and serve.max_batch_size is None
+    assert len(warnings(caplog)) == 1
+    assert f"clamping max_batch_size to {batch}" in warnings(caplog)[0]
+    again = dataclasses.replace(serve, max_batch_size=batch)
+    assert resolve(again, PAIR_TARGET, PAIR_DRAFTER) == first
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_batch_that_cannot_be_is_refused_and_not_clamped_to_nothing(caplog):
+    with pytest.raises(dj.ConfigError, match="no batch fits"):
+        resolve(dj.ServeConfig(max_num_tokens=3), PAIR_TARGET, PAIR_DRAFTER)
+    assert warnings(caplog) == []
+
+
+def test_a_suffix_drafter_needs_no_checkpoint_and_leaves_one_alone():
+    config = resolve(dj.ServeConfig(speculation="suffix"), PAIR_TARGET, PAIR_DRAFTER)
+    assert (config.drafter, config.max_draft_len, config.block_width) == (None, 7, 0)
+    assert config.verify_width == 8
 
 
 def test_nothing_that_the_user_gave_is_changed():

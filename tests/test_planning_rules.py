@@ -13,6 +13,14 @@ PAIR_TARGET = dj.TargetConfig.from_dict(TARGET)
 PAIR_DRAFTER = dj.DrafterConfig.from_dict(DRAFTER)
 
 
+def unchecked(**options: object) -> dj.ServeConfig:
+    """Options as they arrive where nobody checks types."""
+    config = dj.ServeConfig()
+    for name, value in options.items():
+        object.__setattr__(config, name, value)
+    return config
+
+
 def changed(**changes) -> dj.DrafterConfig:
     return dataclasses.replace(PAIR_DRAFTER, **changes)
 
@@ -98,22 +106,13 @@ def test_a_mask_id_needs_a_row_in_the_targets_table():
 @pytest.mark.parametrize(
     "option, value",
     [
-        ("speculation", "suffix"),
         ("adaptive", True),
         ("kv_layout", "paged"),
-        ("context_store", "pool"),
         ("attention", "pallas"),
         ("attention", "cudnn"),
         ("draft_attention", "pallas"),
-        ("allocation_order", "pool_first"),
-        ("kv_memory_fraction", 0.5),
-        ("kv_max_tokens", 1024),
-        ("kv_max_bytes", 2**30),
-        ("device_memory", "60GiB"),
-        ("headroom", "seed"),
         ("allow_token_limited", True),
         ("rounds_per_step", 2),
-        ("dtype", "int8"),
     ],
 )
 def test_options_without_code_here_are_refused_by_name_with_what_there_is(option, value):
@@ -122,15 +121,117 @@ def test_options_without_code_here_are_refused_by_name_with_what_there_is(option
     assert repr(getattr(dj.ServeConfig(), option)) in finding
 
 
+@pytest.mark.parametrize(
+    "option, value",
+    [
+        ("speculation", "suffix"),
+        ("device_memory", "60GiB"),
+        ("headroom", "seed"),
+        ("skip_context_budget_check", True),
+        ("allow_unqualified", True),
+        ("dtype", "float16"),
+    ],
+)
+def test_what_this_build_honours_is_not_refused(option, value):
+    serve = dj.ServeConfig(**{option: value})
+    assert rules.not_built(serve) == rules.bad_choices(serve) == rules.pool_options(serve) == []
+
+
+@pytest.mark.parametrize(
+    "option, value, allowed",
+    [
+        ("speculation", "medusa", "'dflash'"),
+        ("kv_layout", "ragged", "'paged'"),
+        ("context_store", "host", "'pool'"),
+        ("attention", "flash", "'pallas'"),
+        ("draft_attention", "cudnn", "'pallas'"),
+        ("allocation_order", "pool-first", "'pool_first'"),
+        ("headroom", "none", "'seed'"),
+        ("dtype", "int8", "'bfloat16'"),
+        ("dtype", None, "'auto'"),
+    ],
+)
+def test_a_value_outside_an_options_list_is_refused_with_the_list(option, value, allowed):
+    (finding,) = rules.bad_choices(unchecked(**{option: value}))
+    assert f"{option}={value!r}" in finding and allowed in finding
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.5, 1.5, True, float("nan"), "0.9", None])
+def test_a_share_of_the_memory_lies_between_0_and_1(share):
+    (finding,) = rules.bad_choices(unchecked(kv_memory_fraction=share))
+    assert f"kv_memory_fraction={share!r}" in finding and "between 0 and 1" in finding
+    assert rules.bad_choices(dj.ServeConfig(kv_memory_fraction=0.01)) == []
+
+
+POOL_OPTIONS: list[tuple[str, object]] = [
+    ("context_store", "pool"),
+    ("allocation_order", "pool_first"),
+    ("kv_memory_fraction", 0.5),
+    ("kv_max_tokens", 1024),
+    ("kv_max_bytes", 2**30),
+]
+
+
+@pytest.mark.parametrize("option, value", POOL_OPTIONS)
+def test_an_option_of_the_pool_is_refused_without_one_and_never_ignored(option, value):
+    (finding,) = rules.pool_options(dj.ServeConfig(**{option: value}))
+    assert f"{option}={value!r} needs kv_layout='paged'" in finding
+    assert rules.pool_options(dj.ServeConfig(kv_layout="paged", **{option: value})) == []
+
+
+def test_all_options_of_the_pool_are_refused_together():
+    given: dict = dict(POOL_OPTIONS)
+    assert len(rules.pool_options(dj.ServeConfig(**given))) == len(POOL_OPTIONS)
+    assert rules.pool_options(dj.ServeConfig()) == []
+
+
+def test_a_served_length_of_the_drafters_positions_is_silent():
+    """No slack: this engine's served length holds no overshoot of a round."""
+    assert rules.drafting_ends_early(512, PAIR_DRAFTER, 4) is None
+    assert rules.drafting_ends_early(1, PAIR_DRAFTER, 4) is None
+
+
+def test_a_longer_served_length_names_the_token_at_which_drafting_ends():
+    """512 positions, blocks of 4: the last block starts behind 508 rows of context, so at the
+    509th token, whose own row does not exist yet."""
+    said = rules.drafting_ends_early(513, PAIR_DRAFTER, 4) or ""
+    assert "512 positions" in said and "max_seq_len is 513" in said
+    assert "up to token 509" in said and "unchanged" in said
+
+
+def test_a_drafter_may_have_fewer_positions_than_the_target():
+    short = changed(max_position_embeddings=64)
+    assert rules.drafting_ends_early(64, short, 4) is None
+    assert "up to token 61 " in (rules.drafting_ends_early(65, short, 4) or "")
+
+
+@pytest.mark.parametrize("draft_len, warns", [(1, True), (2, True), (3, False), (4, False)])
+def test_only_a_block_narrower_than_trained_is_warned_about(draft_len, warns):
+    said = rules.draft_len_below_trained(draft_len, PAIR_DRAFTER)
+    assert (said is not None) == warns
+    assert said is None or f"max_draft_len={draft_len}" in said and "max_draft_len=3" in said
+
+
 def test_the_defaults_are_all_built():
     assert rules.not_built(dj.ServeConfig()) == []
     assert rules.bad_numbers(dj.ServeConfig()) == []
+    assert rules.bad_choices(dj.ServeConfig()) == []
 
 
-@pytest.mark.parametrize("value", [0, -1, True])
+@pytest.mark.parametrize("value", [0, -1, True, 1.0, "8"])
 @pytest.mark.parametrize(
-    "name", ["max_seq_len", "max_batch_size", "max_num_tokens", "max_draft_len", "page_size"]
+    "name",
+    [
+        "max_seq_len",
+        "max_batch_size",
+        "max_num_tokens",
+        "max_draft_len",
+        "page_size",
+        "kv_max_tokens",
+        "kv_max_bytes",
+        "rounds_per_step",
+    ],
 )
 def test_a_size_must_be_a_whole_number(name, value):
-    (finding,) = rules.bad_numbers(dj.ServeConfig(**{name: value}))
+    (finding,) = rules.bad_numbers(unchecked(**{name: value}))
     assert re.match(f"{name}={re.escape(repr(value))}: a whole number >= 1", finding)

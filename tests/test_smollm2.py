@@ -84,16 +84,21 @@ def test_the_prompts_are_the_ones_that_were_chosen_before_any_result():
     assert hashlib.sha256("\0".join(PROMPTS).encode()).hexdigest() == SHA256
 
 
+def diverging(row: Row, alone: Any) -> list[tuple[int, int, float]]:
+    """(index, token, gap of the top two logits) of every token that is not the argmax."""
+    logits, _ = alone([*row.prompt, *row.token_ids])
+    found = []
+    for index, token in enumerate(row.token_ids):
+        here = logits[len(row.prompt) + index - 1]
+        best = np.sort(here)[-2:]
+        if token != int(np.argmax(here)):
+            found.append((index, token, float(best[1] - best[0])))
+    return found
+
+
 def test_every_token_is_the_targets_greedy_choice(served: list[Row], alone, capsys):
-    tokens, divergences = 0, []
-    for row in served:
-        logits, _ = alone([*row.prompt, *row.token_ids])
-        for index, token in enumerate(row.token_ids):
-            here = logits[len(row.prompt) + index - 1]
-            best = np.sort(here)[-2:]
-            tokens += 1
-            if token != int(np.argmax(here)):
-                divergences.append((index, token, float(best[1] - best[0])))
+    tokens = sum(len(row.token_ids) for row in served)
+    divergences = [found for row in served for found in diverging(row, alone)]
     with capsys.disabled():
         print(f"\nSmolLM2: {len(divergences)} divergences in {tokens} tokens: {divergences}")
     assert tokens > 150
@@ -120,3 +125,18 @@ def test_the_context_is_a_fresh_prefill_of_the_committed_tokens(
                 error = np.abs(np.asarray(ours)[slot, :, :length] - theirs)
                 worst = float(np.max(error / rms))
                 assert worst <= 1e-3, f"slot {slot}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [2, 4])
+def test_narrow_blocks_of_the_shipped_drafter_leave_the_text_alone(demo_folder, alone, width: int):
+    """Fault 1: K below the trained 7, the drafter's own proposals, one prompt."""
+    options: dict[str, Any] = {"max_seq_len": 32, "max_batch_size": 1, "max_draft_len": width}
+    batch = Batch(tiny_engine.engine(demo_folder, DRAFTER, **options))
+    prompt = Tokenizer.from_folder(demo_folder).encode(PROMPTS[0])
+    row = tiny_engine.run(batch, (prompt, 24))[0]
+    assert len(row.token_ids) == 24
+    assert set(row.stats.drafts_per_round) <= {0, width}
+    assert row.stats.num_accepted_drafts > 0
+    divergences = diverging(row, alone)
+    assert len(divergences) <= 1 and all(gap < LARGEST_GAP for *_, gap in divergences)

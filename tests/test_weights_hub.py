@@ -31,12 +31,12 @@ WANTED = {"config.json", SINGLE, "tokenizer.json", "chat_template.jinja", "READM
 
 RESOLVE = """
 import sys
-from dflash_jax.errors import DownloadError
+from dflash_jax.errors import DFlashError
 from dflash_jax.weights.hub import resolve_model
 
 try:
     print(resolve_model(sys.argv[1], revision=sys.argv[2] if len(sys.argv) > 2 else None))
-except DownloadError as error:
+except DFlashError as error:
     print(f"{type(error).__name__}: {error}")
 """
 
@@ -112,6 +112,14 @@ def test_a_path_that_is_not_there_is_no_hub_id(name):
         resolve_model(name)
 
 
+def test_a_path_that_begins_with_a_dot_is_never_asked_of_the_hub(resolve, server):
+    """Not even where the hub has that model; the message says how it is asked for."""
+    said = resolve(f"./{REPO}")
+    assert said.startswith(f"CheckpointError: there is no folder ./{REPO} ({Path.cwd() / REPO})")
+    assert f"a hub id ({REPO})" in said
+    assert server.requests == []
+
+
 def test_a_file_is_not_a_folder():
     with pytest.raises(CheckpointError, match=r"model.safetensors is a file: give the folder"):
         resolve_model(TARGET / SINGLE)
@@ -147,7 +155,11 @@ def test_a_revision_has_its_own_snapshot(resolve, server):
     ("args", "message"),
     [
         ((REPO, "v9"), f"cannot fetch {REPO} at revision v9: {REPO} has no such revision"),
-        (("owner/other",), "cannot fetch owner/other: it does not exist or is private"),
+        (
+            ("owner/other",),
+            "cannot fetch owner/other: there is no folder owner/other here, and on the hub it does "
+            "not exist or is private: check the name or the path",
+        ),
         (("owner/gated",), "accept its terms on the hub, then log in with `hf auth login`"),
     ],
 )
@@ -161,7 +173,10 @@ def test_what_the_hub_refuses_is_an_error_that_says_what_to_do(resolve, args, me
 def test_nothing_cached_and_no_hub_is_an_error_that_says_what_to_place(resolve, how):
     unreachable = {"offline": {"offline": True}, "unreachable": {"endpoint": "http://127.0.0.1:9"}}
     said = resolve(REPO, **unreachable[how])
-    assert said.startswith(f"DownloadError: cannot fetch {REPO}: the hub cannot be reached")
+    assert said.startswith(
+        f"DownloadError: cannot fetch {REPO}: there is no folder {REPO} here, and the hub cannot "
+        "be reached"
+    )
     assert "place its files in a folder and give that path" in said
 
 
@@ -172,5 +187,8 @@ def test_any_other_failure_of_the_client_is_a_download_error(monkeypatch):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(DownloadError, match="owner/full: OSError: no space left on device"):
+    with pytest.raises(
+        DownloadError,
+        match="no folder owner/full here, and .* OSError: no space left on device",
+    ):
         resolve_model("owner/full")

@@ -2,7 +2,8 @@
 
 It grows one to one with committed target positions, always strictly before the anchor. Positions
 are slot-local: `append_context` derives them from the slot's length and is the only function that
-does, so keys, lengths and rotations cannot disagree.
+does, so keys, lengths and rotations cannot disagree. A drafter all of whose layers slide gets a
+ring that holds the last positions alone.
 """
 
 from collections.abc import Callable
@@ -12,8 +13,16 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Int
 
-from dflash_jax.arena.rows import KeyValues, empty_layers, grow, slot_lengths, write_rows
-from dflash_jax.arena.sizes import context_capacity
+from dflash_jax.arena.rows import (
+    ArenaRows,
+    KeyValues,
+    empty_layers,
+    grow,
+    reset_lengths,
+    slot_lengths,
+    write_rows,
+)
+from dflash_jax.arena.sizes import context_capacity, drafter_capacity
 from dflash_jax.config import ResolvedConfig
 from dflash_jax.errors import ConfigError
 
@@ -34,8 +43,18 @@ class ContextArena(NamedTuple):
     limit: Int[Array, ""]
 
 
+class ContextRing(ContextArena):
+    """A `ContextArena` whose rows are used again: position p lies in row p mod s.
+
+    `lengths` and rotations stay absolute. The type tells programs apart when they are traced; an
+    arena as long as the served length is none, and its programs know nothing of rings.
+    """
+
+    __slots__ = ()
+
+
 def init_context_arena(config: ResolvedConfig, dtype: DTypeLike) -> ContextArena:
-    """Zero-filled arena for `max_batch_size` slots; see `sizes.context_capacity`.
+    """Zero-filled arena for `max_batch_size` slots; see `sizes.drafter_capacity`.
 
     Raises:
         ConfigError: the configuration has no drafter.
@@ -43,11 +62,13 @@ def init_context_arena(config: ResolvedConfig, dtype: DTypeLike) -> ContextArena
     drafter = config.drafter
     if drafter is None:
         raise ConfigError("there is no drafter, so there is no context arena")
-    capacity = context_capacity(
+    capacity = drafter_capacity(config)
+    whole = context_capacity(
         config.max_seq_len, drafter.max_position_embeddings, config.block_width
     )
+    kind = ContextRing if capacity < whole else ContextArena
     shape = (config.max_batch_size, drafter.num_key_value_heads, capacity, drafter.head_dim)
-    return ContextArena(
+    return kind(
         empty_layers(drafter.num_hidden_layers, shape, jnp.dtype(dtype)),
         jnp.zeros((config.max_batch_size,), jnp.int32),
         jnp.asarray(drafter.max_position_embeddings, jnp.int32),
@@ -73,8 +94,13 @@ def append_context(
     starts = slot_lengths(arena.lengths, slots)
     kept = jnp.clip(counts, 0, jnp.maximum(arena.limit - starts, 0))
     new = features_kv(starts)
-    layers = write_rows(arena.layers, slots, starts, new, kept)
+    layers = write_rows(arena.layers, slots, starts, new, kept, ring=_is_ring(arena))
     return arena._replace(layers=layers, lengths=grow(arena.lengths, slots, kept))
+
+
+def context_rows(arena: ContextArena, piece: int | None) -> ArenaRows:
+    """The rows of the leading slots, for a block to read; `piece` as in `ArenaRows`."""
+    return ArenaRows(arena.layers, None, piece, _is_ring(arena))
 
 
 def can_draft(arena: ContextArena, slots: Int[Array, " b"], block_width: int) -> Bool[Array, " b"]:
@@ -89,6 +115,8 @@ def open_context_slots(
     arena: ContextArena, slots: Int[Array, " b"], fresh: Bool[Array, " b"]
 ) -> ContextArena:
     """Sets the length of freshly taken slots to 0; their old rows are masked from then on."""
-    old = slot_lengths(arena.lengths, slots)
-    lengths = arena.lengths.at[slots].set(jnp.where(fresh, 0, old), mode="drop")
-    return arena._replace(lengths=lengths)
+    return arena._replace(lengths=reset_lengths(arena.lengths, slots, fresh))
+
+
+def _is_ring(arena: ContextArena) -> bool:
+    return isinstance(arena, ContextRing)

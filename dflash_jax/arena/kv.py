@@ -12,7 +12,14 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Int
 
-from dflash_jax.arena.rows import KeyValues, empty_layers, grow, slot_lengths, write_rows
+from dflash_jax.arena.rows import (
+    KeyValues,
+    empty_layers,
+    grow,
+    reset_lengths,
+    slot_lengths,
+    write_rows,
+)
 from dflash_jax.arena.sizes import kv_capacity
 from dflash_jax.config import ResolvedConfig
 
@@ -52,6 +59,4 @@ def append_kv(
 
 def open_kv_slots(arena: KVArena, slots: Int[Array, " b"], fresh: Bool[Array, " b"]) -> KVArena:
     """Sets the length of freshly taken slots to 0; their old rows are masked from then on."""
-    old = slot_lengths(arena.lengths, slots)
-    lengths = arena.lengths.at[slots].set(jnp.where(fresh, 0, old), mode="drop")
-    return arena._replace(lengths=lengths)
+    return arena._replace(lengths=reset_lengths(arena.lengths, slots, fresh))

@@ -25,11 +25,13 @@ class ArenaRows(NamedTuple):
         layers: the whole arrays, one `KeyValues` [n, k, s, d] a layer.
         slot: the first slot, int32 []; None = 0.
         piece: positions read at a time; None = the whole row at once.
+        ring: position p lies in row p mod s (`ring_positions`), else in row p.
     """
 
     layers: tuple[KeyValues, ...]
     slot: Int[Array, ""] | None
     piece: int | None
+    ring: bool = False
 
 
 def live_slots(active: Bool[Array, " b"], num_slots: int) -> Int[Array, " b"]:
@@ -43,22 +45,60 @@ def slot_lengths(lengths: Int[Array, " n"], slots: Int[Array, " b"]) -> Int[Arra
     return lengths.at[slots].get(mode="fill", fill_value=0)
 
 
+def reset_lengths(
+    lengths: Int[Array, " n"], slots: Int[Array, " b"], fresh: Bool[Array, " b"]
+) -> Int[Array, " n"]:
+    """Length 0 for freshly taken slots; their old rows are masked from then on."""
+    return lengths.at[slots].set(jnp.where(fresh, 0, slot_lengths(lengths, slots)), mode="drop")
+
+
+def ring_positions(
+    rows: Int[Array, " s"], lengths: Int[Array, " b"], capacity: int
+) -> Int[Array, "b s"]:
+    """The position that each row of a ring holds: the last p < length with p mod capacity = row.
+
+    Worked example: capacity 4, length 6 -> rows 0 … 3 hold 4, 5, 2, 3. Length 3 -> 0, 1, 2, -1:
+    a negative position was never written.
+    """
+    last = lengths[:, None] - 1
+    return last - (last - rows[None, :]) % capacity
+
+
+def rows_for(
+    starts: Int[Array, " b"],
+    counts: Int[Array, " b"],
+    width: int,
+    capacity: int,
+    *,
+    ring: bool = False,
+) -> Int[Array, "b t"]:
+    """Where the `width` tokens of a pass go: `capacity`, beyond the array, for those not kept.
+
+    Worked example: capacity 10, start 4, three new tokens, count 2 -> [4, 5, 10]. A ring of
+    capacity 4, start 3, six new tokens, count 5 -> [4, 0, 1, 2, 3, 4]: of the five only the last
+    four are kept, since a scatter that names a row twice may write either.
+    """
+    offsets = jnp.arange(width, dtype=jnp.int32)[None, :]
+    kept = offsets < counts[:, None]
+    places = starts[:, None] + offsets
+    if ring:
+        kept = kept & (offsets >= counts[:, None] - capacity)
+        places = places % capacity
+    return jnp.where(kept, places, capacity)
+
+
 def write_rows(
     layers: Sequence[KeyValues],
     slots: Int[Array, " b"],
     starts: Int[Array, " b"],
     new: Sequence[KeyValues],
     counts: Int[Array, " b"],
+    *,
+    ring: bool = False,
 ) -> tuple[KeyValues, ...]:
-    """Writes the first `counts` tokens of every row at `starts`, and nothing else.
-
-    Worked example: capacity 10, start 4, three new tokens, count 2 -> positions [4, 5, 10]; the
-    third is beyond the array and is dropped.
-    """
-    capacity = layers[0].keys.shape[2]
-    offsets = jnp.arange(new[0].keys.shape[2], dtype=jnp.int32)[None, :]
-    kept = offsets < counts[:, None]
-    positions = jnp.where(kept, starts[:, None] + offsets, capacity)
+    """Writes the first `counts` tokens of every row at `starts`, and nothing else."""
+    width, capacity = new[0].keys.shape[2], layers[0].keys.shape[2]
+    positions = rows_for(starts, counts, width, capacity, ring=ring)
 
     def write(array: Array, tokens: Array) -> Array:
         # Indices on axes 0 and 2 put the token axis first: [b, t, k, d].

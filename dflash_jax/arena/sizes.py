@@ -4,6 +4,9 @@ Pure integer arithmetic, no JAX. The number that the planner prints is the `nbyt
 that `kv.py` and `context.py` allocate, to the byte; capacities come from here too.
 """
 
+from collections.abc import Sequence
+
+from dflash_jax.config import DrafterConfig, ResolvedConfig
 from dflash_jax.errors import ConfigError
 
 
@@ -17,12 +20,18 @@ def context_capacity(
     drafter_positions: int | None,
     block_width: int,
     *,
+    window: int | None = None,
     paged: bool = False,
     page_size: int = 32,
 ) -> int:
     """Positions of one `ContextArena` row: min of what is known, plus the block, page-rounded.
 
-    A drafter made for a million positions and served at 49,152 is sized by 49,152.
+    A drafter made for a million positions and served at 49,152 is sized by 49,152; one whose
+    layers all slide over the last 2,048 by 2,048. (A block reads `window` - 1 rows at most, so
+    the block's own places are slack there, as they are in every other arena.)
+
+    Args:
+        window: the widest window when *all* layers have one (`widest_window`); None = no bound.
 
     Raises:
         ConfigError: neither length is known.
@@ -30,8 +39,32 @@ def context_capacity(
     known = [n for n in (max_seq_len, drafter_positions) if n is not None]
     if not known:
         raise ConfigError("neither max_seq_len nor the drafter's positions are known: set one")
-    capacity = min(known) + block_width
+    capacity = min(known if window is None else [*known, window]) + block_width
     return -(-capacity // page_size) * page_size if paged else capacity
+
+
+def widest_window(windows: Sequence[int | None]) -> int | None:
+    """How far back the layers of a drafter look: None when one of them sees everything."""
+    sliding = [window for window in windows if window is not None]
+    return max(sliding) if sliding and len(sliding) == len(windows) else None
+
+
+def drafter_context(drafter: DrafterConfig, max_seq_len: int) -> int:
+    """Most context positions that a row ever holds: served length, positions, all-layer window."""
+    return context_capacity(
+        max_seq_len,
+        drafter.max_position_embeddings,
+        0,
+        window=widest_window(drafter.windows),
+    )
+
+
+def drafter_capacity(config: ResolvedConfig) -> int:
+    """Positions of one `ContextArena` row of an engine, for plan and allocation; 0: no drafter."""
+    drafter = config.drafter
+    if drafter is None:
+        return 0
+    return drafter_context(drafter, config.max_seq_len) + config.block_width
 
 
 def kv_heads_per_shard(num_kv_heads: int, shards: int) -> int:
@@ -65,6 +98,7 @@ def context_arena_bytes(
     head_dim: int,
     dtype_bytes: int = 2,
     kv_factor: int = 2,
+    window: int | None = None,
     paged: bool = False,
     page_size: int = 32,
     shards: int = 1,
@@ -72,12 +106,15 @@ def context_arena_bytes(
 ) -> int:
     """Bytes of a drafter context arena on one shard.
 
-    (max_batch_size + scratch_rows) slots of max_context + block_width positions, page-rounded
-    where `paged`. This engine drops dead writes and allocates with `scratch_rows=0`.
+    (max_batch_size + scratch_rows) slots of max_context (at most `window`) + block_width
+    positions, page-rounded where `paged`. This engine drops dead writes and allocates with
+    `scratch_rows=0`.
     """
     return kv_arena_bytes(
         max_batch_size=max_batch_size + scratch_rows,
-        capacity=context_capacity(max_context, None, block_width, paged=paged, page_size=page_size),
+        capacity=context_capacity(
+            max_context, None, block_width, window=window, paged=paged, page_size=page_size
+        ),
         num_layers=num_layers,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -85,3 +122,12 @@ def context_arena_bytes(
         kv_factor=kv_factor,
         shards=shards,
     )
+
+
+def token_state_bytes(max_batch_size: int, *, context: bool) -> int:
+    """Bytes of what a slot has besides its arenas' rows: five or four numbers of 4 bytes.
+
+    Anchor, temperature, seed and length in the KV arena; with a context arena its length too, and
+    the drafter's limit once for all.
+    """
+    return 4 * (5 * max_batch_size + 1 if context else 4 * max_batch_size)

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from dflash_jax.arena.rows import KeyValues
+from dflash_jax.arena.rows import KeyValues, ring_positions
 from dflash_jax.models.layers import Linear, RMSNorm
 from dflash_jax.models.rotary import rotate
 
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 class CachedRows(NamedTuple):
-    """Rows of an arena, read in place: b consecutive slots, the first `lengths` positions of each.
+    """Rows of an arena, read in place: b consecutive slots, `lengths` positions of each.
 
     Attributes:
         keys, values: the whole arrays of one layer [n, k, s, d].
@@ -36,6 +36,7 @@ class CachedRows(NamedTuple):
         slot: first of the b slots, int32 []; None = 0.
         window: keys at most this far back, the query's own position counted; None = all.
         piece: positions read at a time; None = the whole row at once.
+        ring: position p lies in row p mod s; only the last s positions are there.
     """
 
     keys: Float[Array, "n k s d"]
@@ -45,6 +46,7 @@ class CachedRows(NamedTuple):
     slot: Int[Array, ""] | None
     window: int | None
     piece: int | None
+    ring: bool = False
 
 
 def prefix_mask(
@@ -110,17 +112,30 @@ def _fold_rows(state: Softmax, grouped: Float[Array, "b k q d"], cached: CachedR
 
     def step(index: Array, state: Softmax) -> Softmax:
         first = jnp.minimum(index * piece, capacity - piece)
-        rows = first + jnp.arange(piece, dtype=jnp.int32)[None, None, :]
-        mask = (rows >= index * piece) & (rows < cached.lengths[:, None, None])
-        if cached.window is not None:
-            mask = mask & (cached.positions[:, :, None] - rows < cached.window)
+        rows = first + jnp.arange(piece, dtype=jnp.int32)
+        mask = (rows >= index * piece)[None, None, :] & _seen(cached, rows)
         keys, values = (_read(array, cached, first, piece) for array in cached[:2])
         return _fold(state, grouped, keys, values, mask)
 
     if piece == capacity:
         return step(jnp.int32(0), state)
-    pieces = (jnp.max(cached.lengths) + piece - 1) // piece
-    return jax.lax.fori_loop(0, pieces, step, state)
+    filled = jnp.max(cached.lengths)
+    if cached.ring:
+        filled = jnp.minimum(filled, capacity)
+    return jax.lax.fori_loop(0, (filled + piece - 1) // piece, step, state)
+
+
+def _seen(cached: CachedRows, rows: Int[Array, " p"]) -> Bool[Array, "#b #t p"]:
+    """Which rows each query sees: those that count and, under a window, are near enough."""
+    if cached.ring:
+        places = ring_positions(rows, cached.lengths, cached.keys.shape[2])[:, None, :]
+        valid = places >= 0
+    else:
+        places = rows[None, None, :]
+        valid = places < cached.lengths[:, None, None]
+    if cached.window is None:
+        return valid
+    return valid & (cached.positions[:, :, None] - places < cached.window)
 
 
 def _read(

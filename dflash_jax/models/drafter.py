@@ -85,7 +85,14 @@ class DFlashDrafter(nnx.Module):
         positions = lengths[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :]
         parts = [
             CachedRows(
-                rows.keys, rows.values, lengths, positions, context.slot, window, context.piece
+                rows.keys,
+                rows.values,
+                lengths,
+                positions,
+                context.slot,
+                window,
+                context.piece,
+                context.ring,
             )
             for rows, window in zip(context.layers, self.config.windows, strict=True)
         ]

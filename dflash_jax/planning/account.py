@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dflash_jax.config import ResolvedConfig, ServeConfig
-from dflash_jax.planning.budget import AllocationOrder
+from dflash_jax.planning.budget import AllocationOrder, derived_context_budget
+from dflash_jax.planning.context_rules import ArenaFit, arena_fit
 from dflash_jax.planning.device import DeviceMemory
-from dflash_jax.planning.footprint import Footprint, Weights, footprint
+from dflash_jax.planning.footprint import Footprint, Weights, dtype_bytes, footprint
 from dflash_jax.planning.measured import Measured
 from dflash_jax.planning.pool import Pool, plan_pool
 
@@ -42,42 +43,93 @@ class Limits(NamedTuple):
     seq_len: int
 
 
+class Sized(NamedTuple):
+    """The bytes of a configuration, and its pool where it has one."""
+
+    held: Footprint
+    pool: Pool | None
+
+
 def needed(held: Footprint, pool: Pool | None, measured: Measured | None) -> int:
     """Bytes on one device; measured temporaries in place of features and logits, their floor."""
-    temporaries = 0 if measured is None else max(0, measured.temporaries - held.buffers)
-    return held.total + temporaries + (0 if pool is None else pool.nbytes)
+    return held.total + _beyond_floor(held, measured) + (0 if pool is None else pool.nbytes)
 
 
-def sized(config: ResolvedConfig, inputs: Inputs) -> tuple[Footprint, Pool | None]:
-    """The bytes of a configuration, and its pool where it has one."""
+def sized(
+    config: ResolvedConfig,
+    inputs: Inputs,
+    *,
+    reserve: int = 0,
+    measured: Measured | None = None,
+) -> Sized:
+    """Sizes everything; a pool takes no more than reserve and measured temporaries leave."""
     held = footprint(config, inputs.weights, shards=inputs.shards)
     if config.kv_layout != "paged":
-        return held, None
+        return Sized(held, None)
     pool = plan_pool(
         config,
         inputs.serve,
         held,
         free=inputs.memory.free,
         order=inputs.order.order,
+        kept=reserve + _beyond_floor(held, measured),
         shards=inputs.shards,
     )
-    return held, pool
+    return Sized(held, pool)
+
+
+def within(
+    config: ResolvedConfig, inputs: Inputs, *, reserve: int, measured: Measured | None = None
+) -> bool:
+    """Whether a configuration fits with the reserve; equality does."""
+    held, pool = sized(config, inputs, reserve=reserve, measured=measured)
+    if pool is not None and pool.rows < 1:
+        return False
+    if needed(held, pool, measured) + reserve > inputs.memory.free:
+        return False
+    return arena_over_budget(config, inputs) is None
+
+
+def arena_over_budget(config: ResolvedConfig, inputs: Inputs) -> ArenaFit | None:
+    """The reference's budget as one more rule where a pool competes with a private arena."""
+    serve, memory, drafter = inputs.serve, inputs.memory, config.drafter
+    private = config.kv_layout == "paged" and config.context_store == "arena"
+    if drafter is None or not private or serve.skip_context_budget_check:
+        return None
+    budget = derived_context_budget(
+        total=memory.total - memory.in_use,
+        weights=sum(inputs.weights),
+        kv_fraction=serve.kv_memory_fraction,
+        kv_max_tokens=serve.kv_max_tokens,
+        kv_max_bytes=serve.kv_max_bytes,
+        order=inputs.order.order,
+        overhead=memory.overhead,
+    )
+    if budget is None:
+        return None
+    fit = arena_fit(
+        drafter,
+        budget=budget,
+        max_batch_size=config.max_batch_size,
+        max_seq_len=config.max_seq_len,
+        max_draft_len=config.max_draft_len,
+        paged=config.draft_attention == "pallas",
+        page_size=config.page_size,
+        dtype_bytes=dtype_bytes(config),
+        shards=inputs.shards,
+        scratch_rows=0,
+    )
+    return None if fit.fits else fit
 
 
 def limits(
     config: ResolvedConfig, inputs: Inputs, *, reserve: int, measured: Measured | None = None
 ) -> Limits:
-    """Largest batch and served length whose need, with the reserve, is within what is free."""
+    """Largest batch and served length that are within what is free, the reserve kept."""
 
     def fits(**sizes: int) -> bool:
         changed = dataclasses.replace(config, **sizes)
-        held, pool = sized(changed, inputs)
-        if pool is not None:
-            # Elastic: what counts is one row of it, and that the arena leaves room for that.
-            pool = pool._replace(pages=min(pool.pages, pool.row_pages))
-            if pool.rows < 1:
-                return False
-        return needed(held, pool, measured) + reserve <= inputs.memory.free
+        return within(changed, inputs, reserve=reserve, measured=measured)
 
     step = config.max_num_tokens // config.verify_width
     most = 2**20 if inputs.serve.allow_token_limited else step
@@ -87,6 +139,11 @@ def limits(
             lambda length: fits(max_seq_len=length), config.target.max_position_embeddings
         ),
     )
+
+
+def _beyond_floor(held: Footprint, measured: Measured | None) -> int:
+    """What the compiled programs need besides features and logits."""
+    return 0 if measured is None else max(0, measured.temporaries - held.buffers)
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:

@@ -94,22 +94,40 @@ def arena_fit(
     return ArenaFit(required, budget, per_row, budget // per_row - scratch_rows, formula)
 
 
+def over_budget(fit: ArenaFit) -> str:
+    """The two numbers of an arena that is over its budget, and how the first comes about."""
+    return (
+        f"the context arena needs {gib(fit.required)} and its budget is {gib(fit.budget)} "
+        f"({fit.formula})"
+    )
+
+
+def budget_lever(fit: ArenaFit, order: Order) -> str:
+    """What makes the arena smaller or its budget larger in this allocation order."""
+    if order == "pool_first":
+        return "the pool is allocated before it: lower kv_memory_fraction"
+    smaller = "max_batch_size or max_seq_len" if fit.fitting >= 1 else "max_seq_len"
+    return (
+        "it is allocated before the pool is sized, which takes kv_memory_fraction of the "
+        f"remainder: lower {smaller}"
+    )
+
+
 def fit_finding(fit: ArenaFit, order: Order) -> str:
     """Why an arena is over its budget and what helps in this allocation order."""
     if fit.fitting >= 1:
         remedy = f"max_batch_size <= {fit.fitting} fits (an estimate: warm-up shares this headroom)"
     else:
         remedy = "no max_batch_size fits: lower max_seq_len or use a smaller drafter"
-    if order == "arena_first":
-        lever = (
-            "it is allocated before the pool is sized, which takes kv_memory_fraction of the "
-            "remainder: lower max_batch_size or max_seq_len"
-        )
-    else:
-        lever = "the pool is allocated before it: lower kv_memory_fraction"
+    return f"{over_budget(fit)}; {remedy}; {budget_lever(fit, order)}"
+
+
+def pool_finding(fit: ArenaFit, max_seq_len: int) -> str:
+    """The context lies in a pool that cannot hold the context of one row."""
     return (
-        f"the context arena needs {gib(fit.required)} and its budget is {gib(fit.budget)} "
-        f"({fit.formula}); {remedy}; {lever}"
+        f"context_store='pool': one row of {max_seq_len} tokens takes {gib(fit.per_row)} of the "
+        f"pool and {gib(fit.budget)} is what it may take: no max_batch_size fits, lower "
+        "max_seq_len or use a smaller drafter"
     )
 
 
@@ -170,8 +188,10 @@ def context_findings(
     )
     if fit.fits:
         return found
-    if context_store == "pool" and fit.fitting + scratch_rows >= 1:
-        found.warnings.append(pool_warning(fit, max_seq_len))
-    else:
+    if context_store != "pool":
         found.errors.append(fit_finding(fit, order))
+    elif fit.budget < fit.per_row:
+        found.errors.append(pool_finding(fit, max_seq_len))
+    else:
+        found.warnings.append(pool_warning(fit, max_seq_len))
     return found

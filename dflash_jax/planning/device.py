@@ -8,6 +8,7 @@ starts a backend.
 import os
 import re
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,13 +59,13 @@ def parse_bytes(value: int | str, option: str = "device_memory") -> int:
     Raises:
         ConfigError: not a size, or not above 0.
     """
-    size: float = -1
+    size: int | Fraction = -1
     if isinstance(value, int) and not isinstance(value, bool):
         size = value
     elif isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
         unit = None if match is None else _UNITS.get(match[2].upper())
-        size = -1 if match is None or unit is None else float(match[1]) * unit
+        size = -1 if match is None or unit is None else Fraction(match[1]) * unit
     if size < 1:
         raise ConfigError(
             f"{option}={value!r}: a size above 0 is needed, such as '80GiB' (80 x 1024^3), '80GB' "

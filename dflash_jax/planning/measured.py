@@ -23,13 +23,13 @@ class Measured(NamedTuple):
 
 
 def measure(programs: Mapping[str, Any]) -> Measured | None:
-    """The largest need among compiled programs; None where none of them says.
+    """The largest need among compiled programs; None where none of them says or all say 0.
 
     Programs run one after another from one pool, so the largest counts, not the sum.
     """
     needs = {name: _need(program.memory_analysis()) for name, program in programs.items()}
     known = {name: need for name, need in needs.items() if need is not None}
-    if not known:
+    if not any(known.values()):
         return None
     largest = max(known, key=lambda name: known[name])
     return Measured(largest, known[largest], known)

@@ -12,9 +12,7 @@ from typing import Any
 from dflash_jax.config import ResolvedConfig
 from dflash_jax.errors import MemoryPlanError
 from dflash_jax.planning import budget, words
-from dflash_jax.planning.account import Inputs, limits, sized
-from dflash_jax.planning.context_rules import arena_fit, fit_finding
-from dflash_jax.planning.footprint import dtype_bytes
+from dflash_jax.planning.account import Inputs, arena_over_budget, limits, sized, within
 from dflash_jax.planning.measured import Measured
 from dflash_jax.planning.pool import Pool
 from dflash_jax.planning.report import gib
@@ -55,8 +53,18 @@ class MemoryPlan(Sizing):
         if measured is None:
             return self
         reserve = self.reserve if self.strict else 0
+        _, pool = sized(self.config, self.inputs, reserve=reserve, measured=measured)
         found = limits(self.config, self.inputs, reserve=reserve, measured=measured)
-        return dataclasses.replace(self, measured=measured, proven=found, unproven=found)
+        before = _pool_warnings(self.config, self.pool)
+        others = [warning for warning in self.warnings if warning not in before]
+        return dataclasses.replace(
+            self,
+            measured=measured,
+            pool=pool,
+            proven=found,
+            unproven=found,
+            warnings=(*others, *_pool_warnings(self.config, pool)),
+        )
 
 
 def make_plan(config: ResolvedConfig, inputs: Inputs) -> MemoryPlan:
@@ -64,7 +72,8 @@ def make_plan(config: ResolvedConfig, inputs: Inputs) -> MemoryPlan:
     strict = inputs.serve.headroom == "seed"
     if strict:
         inputs = inputs._replace(memory=inputs.memory._replace(overhead=budget.OVERHEAD))
-    held, pool = sized(config, inputs)
+    keeps = strict or within(config, inputs, reserve=budget.RESERVE)
+    held, pool = sized(config, inputs, reserve=budget.RESERVE if keeps else 0)
     proven = limits(config, inputs, reserve=budget.RESERVE)
     return MemoryPlan(
         config=config,
@@ -75,6 +84,7 @@ def make_plan(config: ResolvedConfig, inputs: Inputs) -> MemoryPlan:
         proven=proven,
         unproven=proven if strict else limits(config, inputs, reserve=0),
         warnings=tuple(_pool_warnings(config, pool)),
+        over_budget=arena_over_budget(config, inputs),
     )
 
 
@@ -99,9 +109,7 @@ def fit_batch(config: ResolvedConfig, inputs: Inputs) -> MemoryPlan:
 
 def findings(plan: MemoryPlan) -> list[str]:
     """What refuses a plan: the total rule, and the context budget where it applies."""
-    found = [plan.refusal()] if plan.verdict == "refused" else []
-    over = context_budget_finding(plan)
-    return [*found, over] if over else found
+    return [plan.refusal()] if plan.verdict == "refused" else []
 
 
 def refuse_unfit(plan: MemoryPlan) -> None:
@@ -112,39 +120,6 @@ def refuse_unfit(plan: MemoryPlan) -> None:
     """
     if found := findings(plan):
         raise MemoryPlanError("\n".join(found))
-
-
-def context_budget_finding(plan: MemoryPlan) -> str | None:
-    """The reference's budget as one more rule where a pool competes with a private arena."""
-    config, serve, memory = plan.config, plan.inputs.serve, plan.inputs.memory
-    drafter, order = config.drafter, plan.inputs.order.order
-    private = config.kv_layout == "paged" and config.context_store == "arena"
-    if drafter is None or not private or serve.skip_context_budget_check:
-        return None
-    left = budget.derived_context_budget(
-        total=memory.total - memory.in_use,
-        weights=sum(plan.inputs.weights),
-        kv_fraction=serve.kv_memory_fraction,
-        kv_max_tokens=serve.kv_max_tokens,
-        kv_max_bytes=serve.kv_max_bytes,
-        order=order,
-        overhead=memory.overhead,
-    )
-    if left is None:
-        return None
-    fit = arena_fit(
-        drafter,
-        budget=left,
-        max_batch_size=config.max_batch_size,
-        max_seq_len=config.max_seq_len,
-        max_draft_len=config.max_draft_len,
-        paged=config.draft_attention == "pallas",
-        page_size=config.page_size,
-        dtype_bytes=dtype_bytes(config),
-        shards=plan.inputs.shards,
-        scratch_rows=0,
-    )
-    return None if fit.fits else fit_finding(fit, order)
 
 
 def _pool_warnings(config: ResolvedConfig, pool: Pool | None) -> list[str]:

@@ -2,7 +2,7 @@
 
 The counterpart of the reference's managed KV pool. A pool is elastic: it needs pages for one row of
 the served length, takes what options and memory allow, and where it holds fewer rows than the batch
-has, admission queues.
+has, admission queues. What is kept for programs comes off the pool, not on top of it.
 """
 
 from typing import NamedTuple
@@ -43,6 +43,7 @@ def plan_pool(
     *,
     free: int,
     order: Order,
+    kept: int = 0,
     shards: int = 1,
 ) -> Pool:
     """The pool of a paged configuration.
@@ -52,14 +53,16 @@ def plan_pool(
         free: bytes that everything together may take.
         order: arena_first: the share is of what the context arena leaves; pool_first: of what
             weights, buffers and token state leave.
+        kept: bytes of what is left that the pool never takes: the reserve, or what programs need.
     """
     one = page_bytes(config, shards=shards)
     row_pages = -(-_row_positions(config) // config.page_size)
     if serve.kv_max_tokens is not None:
         return Pool(-(-serve.kv_max_tokens // config.page_size), one, row_pages)
     before = held.total if order == "arena_first" else held.total - held.context_arena
-    share = int(max(0, free - before) * serve.kv_memory_fraction)
-    wanted = min(share, serve.kv_max_bytes) if serve.kv_max_bytes else share
+    left = max(0, free - before)
+    wanted = min(int(left * serve.kv_memory_fraction), max(0, left - kept))
+    wanted = min(wanted, serve.kv_max_bytes) if serve.kv_max_bytes else wanted
     return Pool(wanted // one, one, row_pages)
 
 

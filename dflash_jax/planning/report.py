@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 GIB = 1024**3
 _BAR = 60
+# What is shown of a plan beyond the device, however far beyond it is.
+_MOST_CELLS = 2 * _BAR + 1
 
 
 def gib(size: int) -> str:
@@ -41,7 +43,7 @@ def bar(parts: Sequence[tuple[str, int]], total: int) -> list[str]:
             continue
         end = filled + size
         # At least one cell, so that a part that matters is seen.
-        width = max(round(end * scale) - len(cells), 1)
+        width = max(min(round(end * scale), _MOST_CELLS) - len(cells), 1)
         cells, filled = cells + letter * width, end
         legend.append(f"{letter} {name}")
     inside, beyond = cells[:_BAR], cells[_BAR:]

@@ -79,11 +79,13 @@ def resolve(
         ConfigError: what the options, the target and the drafter do not allow, all at once.
         MemoryPlanError: only the memory does not allow it.
     """
-    findings = rules.bad_choices(config) + rules.bad_numbers(config) + rules.pool_options(config)
+    malformed = rules.bad_choices(config) + rules.bad_numbers(config)
+    findings = malformed + rules.pool_options(config)
     findings += rules.not_built(config) if engine else []
     speculation = _speculation(config, drafter, findings)
     target = _with_rope(config, target, findings)
-    if findings:
+    if malformed:
+        # The rules below calculate with them.
         raise ConfigError("\n".join(findings))
     active = drafter if speculation == "dflash" else None
     lengths = _lengths(config, target, active, speculation, findings)
@@ -138,7 +140,9 @@ def _with_rope(config: ServeConfig, target: TargetConfig, findings: list[str]) -
         return target.with_rope_scaling(scaling)
     except ConfigError as error:
         findings.append(str(error))
-        return target
+    except (TypeError, ValueError):
+        findings.append(f"rope_scaling={scaling!r}: its numbers must be numbers")
+    return target
 
 
 def _lengths(
@@ -199,9 +203,9 @@ def _batch_size(config: ServeConfig, draft_len: int, num_tokens: int, findings: 
             findings.append(finding)
         return wanted
     batch = clamped_batch_size(num_tokens, draft_len, DEFAULT_BATCH_SIZE)
-    if batch < 1:
-        findings.append(rules.token_budget(1, draft_len, num_tokens) or "")
-    if batch < DEFAULT_BATCH_SIZE:
+    if finding := rules.token_budget(1, draft_len, num_tokens):
+        findings.append(finding)
+    elif batch < DEFAULT_BATCH_SIZE:
         logger.warning(
             "clamping max_batch_size to %d: max_num_tokens=%d holds no more rows of 1 + %d tokens",
             batch,

@@ -92,8 +92,8 @@ def drafting_ends_early(max_seq_len: int, drafter: DrafterConfig, block_width: i
         return None
     return (
         f"the drafter was made for {positions} positions and max_seq_len is {max_seq_len}: a "
-        f"request drafts up to its {positions - block_width + 1}th token (prompt and answer) and "
-        "is decoded plainly from there, its text unchanged; lower max_seq_len or choose a drafter "
+        f"request drafts up to token {positions - block_width + 1} (prompt and answer) and is "
+        "decoded plainly from there, its text unchanged; lower max_seq_len or choose a drafter "
         "with more positions"
     )
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from dflash_jax.config import ResolvedConfig
 from dflash_jax.planning.account import Inputs, Limits, needed
+from dflash_jax.planning.context_rules import ArenaFit
 from dflash_jax.planning.footprint import Footprint
 from dflash_jax.planning.measured import Measured
 from dflash_jax.planning.pool import Pool
@@ -34,6 +35,7 @@ class Sizing:
         reserve: for temporaries that nobody has measured yet.
         proven: the largest sizes with the reserve (or as measured).
         unproven: the largest sizes without it: beyond them it is refused.
+        over_budget: a private context arena that is over the budget which a pool leaves it.
         measured: what the compiled programs need; None before they exist.
     """
 
@@ -45,6 +47,7 @@ class Sizing:
     proven: Limits
     unproven: Limits
     warnings: tuple[str, ...] = ()
+    over_budget: ArenaFit | None = None
     measured: Measured | None = None
 
     @property
@@ -56,6 +59,11 @@ class Sizing:
     def available(self) -> int:
         """Bytes that all of it may take."""
         return self.inputs.memory.free
+
+    @property
+    def rowless(self) -> bool:
+        """Whether there is a pool that holds not one row of the served length."""
+        return self.pool is not None and self.pool.rows < 1
 
     @property
     def strict(self) -> bool:
@@ -70,7 +78,7 @@ class Sizing:
     @property
     def verdict(self) -> Verdict:
         """refused: more than there is; unproven: not with the reserve; equality passes."""
-        if self.needed > self.available or (self.pool is not None and self.pool.rows < 1):
+        if self.needed > self.available or self.over_budget or self.rowless:
             return "refused"
         if self.needed + self.kept <= self.available:
             return "fits"

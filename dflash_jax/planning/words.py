@@ -5,6 +5,7 @@ Text primitives are `report.py`'s, numbers `verdict.py`'s.
 
 from typing import Any
 
+from dflash_jax.planning.context_rules import budget_lever, over_budget
 from dflash_jax.planning.footprint import formulas
 from dflash_jax.planning.report import bar, gib, table
 from dflash_jax.planning.verdict import LABELS, POOL, Sizing
@@ -18,15 +19,16 @@ _SAYS = {
 
 def refusal(plan: Sizing) -> str:
     """Why it does not fit, with the numbers, the largest that does, and the levers."""
-    config, kept = plan.config, plan.kept if plan.strict else 0
-    parts = [f"{name} {gib(size)}" for name, size in plan.rows.items() if size]
-    parts += [f"reserve {gib(kept)}"] if kept else []
-    return (
-        f"max_batch_size={config.max_batch_size} at max_seq_len={config.max_seq_len} needs "
-        f"{gib(plan.needed + kept)} on one device and {gib(plan.available)} is free "
-        f"({plan.inputs.memory.source}): {' + '.join(parts)}; "
-        f"{'; '.join([*_remedies(plan), plan.inputs.memory.lever])}"
-    )
+    reasons, levers = [], [plan.inputs.memory.lever]
+    if plan.rowless:
+        reasons.append(_no_row(plan))
+    if plan.over_budget:
+        reasons.append(over_budget(plan.over_budget))
+        levers = [budget_lever(plan.over_budget, plan.inputs.order.order)]
+    kept = plan.kept if plan.strict else 0
+    if plan.needed + kept > plan.available or not reasons:
+        reasons.insert(0, _needs(plan, kept))
+    return "; ".join([*reasons, *_remedies(plan), *levers])
 
 
 def lines(plan: Sizing) -> list[str]:
@@ -69,6 +71,34 @@ def document(plan: Sizing) -> dict[str, Any]:
         "warnings": list(plan.warnings),
         "refusal": refusal(plan) if plan.verdict == "refused" else None,
     }
+
+
+def _needs(plan: Sizing, kept: int) -> str:
+    """The total rule with its numbers."""
+    config = plan.config
+    parts = [f"{name} {gib(size)}" for name, size in plan.rows.items() if size]
+    parts += [f"reserve {gib(kept)}"] if kept else []
+    return (
+        f"max_batch_size={config.max_batch_size} at max_seq_len={config.max_seq_len} needs "
+        f"{gib(plan.needed + kept)} on one device and {gib(plan.available)} is free "
+        f"({plan.inputs.memory.source}): {' + '.join(parts)}"
+    )
+
+
+def _no_row(plan: Sizing) -> str:
+    """A pool without room for one request of the served length."""
+    pool, serve = plan.pool, plan.inputs.serve
+    assert pool is not None
+    sized_by = {
+        "kv_max_tokens": serve.kv_max_tokens,
+        "kv_max_bytes": serve.kv_max_bytes,
+        "kv_memory_fraction": serve.kv_memory_fraction,
+    }
+    name, value = next((n, v) for n, v in sized_by.items() if v is not None)
+    return (
+        f"the pool of {pool.pages} pages ({gib(pool.nbytes)}, {name}={value}) holds no row of "
+        f"{plan.config.max_seq_len} tokens, which takes {pool.row_pages} pages ({gib(pool.least)})"
+    )
 
 
 def _remedies(plan: Sizing) -> list[str]:

@@ -4,8 +4,9 @@ Plain records with their own checks; nothing here knows about slots or devices.
 """
 
 import dataclasses
+import operator
 from collections.abc import Collection, Mapping, Sequence, Sized
-from numbers import Integral
+from numbers import Real
 from typing import Any, Literal
 
 from dflash_jax.errors import RequestError
@@ -19,7 +20,8 @@ class SamplingParams:
     """How one request is decoded. What this build cannot honour is refused, never ignored.
 
     `temperature` 0 is greedy. `seed` fixes the draws of a sampled request wherever it runs; None
-    draws one. `ignore_eos` goes on past the model's end ids, not past `stop_token_ids`.
+    draws one. `ignore_eos` goes on past the model's end ids, not past `stop_token_ids`. Numbers of
+    NumPy are taken as Python's.
     """
 
     temperature: float = 0.0
@@ -40,6 +42,13 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     speculate: bool = True
 
+    def __post_init__(self) -> None:
+        for name in _WHOLE:
+            object.__setattr__(self, name, _whole(getattr(self, name)))
+        for name in _REAL:
+            object.__setattr__(self, name, _real(getattr(self, name)))
+        object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
+
     def check(self) -> None:
         """Refuses values that are out of range or that this build has no code for.
 
@@ -47,13 +56,14 @@ class SamplingParams:
             RequestError: all findings at once.
         """
         findings = self._unsupported()
-        if not (isinstance(self.temperature, (int, float)) and 0 <= self.temperature < 1e4):
+        if not (_is_number(self.temperature) and 0 <= self.temperature < 1e4):
             findings.append(f"temperature={self.temperature!r}: a number >= 0 is needed")
         if not _is_whole(self.max_tokens, 1):
             findings.append(f"max_tokens={self.max_tokens!r}: a whole number >= 1 is needed")
         if self.seed is not None and not _is_whole(self.seed, 0, MAX_SEED):
             findings.append(f"seed={self.seed!r}: a whole number from 0 to {MAX_SEED} is needed")
-        if not (_is_listed(self.stop_token_ids) and all(map(_is_id, self.stop_token_ids))):
+        ids = self.stop_token_ids
+        if not (isinstance(ids, tuple) and all(_is_whole(token, 0) for token in ids)):
             findings.append(f"stop_token_ids={self.stop_token_ids!r}: a list of ids is needed")
         if findings:
             raise RequestError("; ".join(findings))
@@ -70,6 +80,15 @@ class SamplingParams:
         ]
 
 
+_WHOLE = ("top_k", "max_tokens", "min_tokens", "seed", "n", "logprobs")
+_REAL = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 _UNSUPPORTED = (
     "top_p",
     "top_k",
@@ -86,12 +105,31 @@ _UNSUPPORTED = (
 )
 
 
-def _is_listed(value: object) -> bool:
-    return isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping))
+def _whole(value: Any) -> Any:
+    """A whole number of any library as an int; anything else as it is, for `check` to refuse."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
+def _real(value: Any) -> Any:
+    """A real number of any library as a float (an int stays one); anything else as it is."""
+    return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
+
+
+def _ids(value: Any) -> Any:
+    """Any list of ids as a tuple; anything else as it is."""
+    if not isinstance(value, Collection) or isinstance(value, (str, bytes, Mapping)):
+        return value
+    try:
+        return tuple(map(_whole, value))
+    except TypeError:  # an array without axes
+        return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_whole(value: object, low: int, high: int | None = None) -> bool:

@@ -49,9 +49,11 @@ def resolve_model(name: str | Path, *, revision: str | None = None, kind: Kind =
     if folder.is_file():
         raise CheckpointError(f"{folder} is a file: give the folder that holds config.json")
     if not is_hub_id(name):
+        # "./owner/model" is never asked of the hub; without the "./" it would be.
+        example = str(folder) if is_hub_id(str(folder)) else "owner/model"
         raise CheckpointError(
-            f"there is no folder {folder}: give a checkpoint folder, a hub id (owner/model) or "
-            f"{DEMO!r}"
+            f"there is no folder {name} ({folder.absolute()}): give a checkpoint folder, a hub id "
+            f"({example}) or {DEMO!r}"
         )
     return _snapshot(str(name), revision)
 
@@ -77,17 +79,23 @@ def _advice(repo: str, revision: str | None, error: Exception) -> str:
     from huggingface_hub import errors
 
     name = repo if revision is None else f"{repo} at revision {revision}"
+    # A name that the hub did not own up to may as well be a path that is mistyped.
+    missing = f"there is no folder {repo} here, and "
     if isinstance(error, errors.RevisionNotFoundError):
         todo = f"{repo} has no such revision: check the branch, tag or commit"
     elif isinstance(error, errors.GatedRepoError):
         todo = "it is gated: accept its terms on the hub, then log in with `hf auth login`"
     elif isinstance(error, errors.RepositoryNotFoundError):
-        todo = "it does not exist or is private: check the name, or log in with `hf auth login`"
+        todo = (
+            f"{missing}on the hub it does not exist or is private: check the name or the path, or "
+            "log in with `hf auth login`"
+        )
     elif isinstance(error, (errors.LocalEntryNotFoundError, ConnectionError)):
         todo = (
-            "the hub cannot be reached (or HF_HUB_OFFLINE is set) and the cache does not hold the "
-            "whole model: connect once, or place its files in a folder and give that path"
+            f"{missing}the hub cannot be reached (or HF_HUB_OFFLINE is set) and the cache does not "
+            "hold the whole model: check the path, connect once, or place its files in a folder "
+            "and give that path"
         )
     else:
-        todo = f"{type(error).__name__}: {error}"
+        todo = f"{missing}the hub's client failed: {type(error).__name__}: {error}"
     return f"cannot fetch {name}: {todo}"
