@@ -88,7 +88,7 @@ def test_wrong_usage_ends_with_2_and_leaves_stdout_empty(words: tuple[str, ...])
 
 
 REFUSED = {
-    "a path that is not there": (["./no/such"], "no folder no/such"),
+    "a path that is not there": (["./no/such"], "no folder ./no/such"),
     "a folder without config": (["{empty}"], "config.json"),
     "width above the trained one": (["{target}", "-d", "{drafter}", "-k", "9"], "most 3 drafts"),
     "a width without a drafter": (["{target}", "-k", "3"], "without a drafter"),
