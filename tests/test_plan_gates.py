@@ -4,6 +4,7 @@
 (iii) the compiled programs' memory, before loading and allocating.
 """
 
+import dataclasses
 import logging
 import os
 import subprocess
@@ -250,3 +251,28 @@ def test_two_ways_to_say_the_memory_are_refused(folders):
 def test_a_plan_without_a_given_memory_asks_the_device(folders):
     plan = dj.plan_memory(*folders, **SIZES)
     assert plan.config.dtype == "float32" and "host memory" in plan.inputs.memory.source
+
+
+def test_a_combination_that_was_admitted_unqualified_says_so_in_every_answers_stats(
+    folders, monkeypatch
+):
+    """The kernel itself is not built: an engine that runs stands in for one."""
+    inner = planner.resolve
+    grounds = "speculation='dflash' is not qualified with attention='pallas'"
+
+    def admitted(*args: Any, **kwargs: Any) -> Any:
+        return dataclasses.replace(inner(*args, **kwargs), unqualified=grounds)
+
+    monkeypatch.setattr(planner, "resolve", admitted)
+    llm = tiny_engine.start(*folders, **SIZES)
+    (answer,) = llm.generate([[1, 2]], dj.SamplingParams(max_tokens=2))
+    assert answer.stats.unqualified == grounds
+
+
+def test_the_plan_of_a_combination_admitted_unqualified_records_the_grounds(folders):
+    options: dict[str, Any] = {**SIZES, "device_memory": "1GiB", "attention": "pallas"}
+    with pytest.raises(dj.ConfigError, match="not qualified"):
+        dj.plan_memory(*folders, **options)
+    plan = dj.plan_memory(*folders, **options, allow_unqualified=True)
+    assert "not qualified" in (plan.config.unqualified or "")
+    assert dj.plan_memory(*folders, **SIZES, device_memory="1GiB").config.unqualified is None

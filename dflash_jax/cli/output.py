@@ -95,4 +95,5 @@ def stats_document(stats: "DecodeStats") -> dict[str, Any]:
         "num_rounds": stats.num_rounds,
         "num_drafts": stats.num_drafts,
         "num_accepted_drafts": stats.num_accepted_drafts,
+        "unqualified": stats.unqualified,
     }

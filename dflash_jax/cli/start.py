@@ -25,7 +25,6 @@ def start_llm(target: str, drafter: str | None, bars: Bars, **options: Any) -> "
     from dflash_jax import LLM
 
     fetch_demo(target, bars)
-    bars("load", 0, 1 if drafter is None else 2)
     given = {name: value for name, value in options.items() if value is not None}
     return LLM(target, drafter, progress=bars, **given)
 

@@ -114,6 +114,7 @@ class ResolvedConfig:
     `max_draft_len` is K, `verify_width` K + 1 (1 without drafting) and `block_width` W the slots
     that the drafter evaluates (0 without one). `read_piece` is how many positions of an arena row
     attention reads at a time: a loop over what is filled (CPU), or the whole row at once (None).
+    `unqualified` says why the combination is not qualified where it was admitted all the same.
     """
 
     target: TargetConfig
@@ -128,6 +129,7 @@ class ResolvedConfig:
     kv_layout: Literal["contiguous", "paged"]
     context_store: Literal["arena", "pool"]
     page_size: int
+    unqualified: str | None
     attention: str
     draft_attention: str
     read_piece: int | None

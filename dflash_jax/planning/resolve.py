@@ -89,7 +89,7 @@ def resolve(
         raise ConfigError("\n".join(findings))
     active = drafter if speculation == "dflash" else None
     lengths = _lengths(config, target, active, speculation, findings)
-    _check_qualified(config, speculation, findings)
+    unqualified = _check_qualified(config, speculation, findings)
     resolved = ResolvedConfig(
         target=target,
         drafter=active,
@@ -103,6 +103,7 @@ def resolve(
         kv_layout=config.kv_layout,
         context_store=config.context_store,
         page_size=config.page_size,
+        unqualified=unqualified,
         attention="xla" if config.attention == "auto" else config.attention,
         draft_attention="xla" if config.draft_attention == "auto" else config.draft_attention,
         read_piece=None,
@@ -215,7 +216,8 @@ def _batch_size(config: ServeConfig, draft_len: int, num_tokens: int, findings: 
     return batch
 
 
-def _check_qualified(config: ServeConfig, speculation: str, findings: list[str]) -> None:
+def _check_qualified(config: ServeConfig, speculation: str, findings: list[str]) -> str | None:
+    """The grounds on which a combination was admitted without being qualified; None: qualified."""
     # Attention kernels of their own exist for GPUs; xla is admitted everywhere.
     attention = "xla" if config.attention == "auto" else config.attention
     combination = Combination("gpu", attention, config.kv_layout, speculation)
@@ -224,6 +226,7 @@ def _check_qualified(config: ServeConfig, speculation: str, findings: list[str])
         findings.append(admission.finding)
     if admission.warning:
         logger.warning("%s", admission.warning)
+    return admission.warning
 
 
 def on_platform(config: ResolvedConfig, serve: ServeConfig, platform: str) -> ResolvedConfig:

@@ -258,6 +258,7 @@ class LLM:
 
     def _done(self, row: Row) -> Completion:
         text = "" if self.tokenizer is None else self.tokenizer.decode(row.token_ids)
+        row.stats.unqualified = self.config.unqualified
         answer = Completion(
             text=text,
             token_ids=row.token_ids,
@@ -308,6 +309,8 @@ def _compile(
 
 def _load(config: ResolvedConfig, pair: Pair, progress: Progress | None) -> tuple[Any, Any]:
     total = 2 if config.drafter is not None else 1
+    if progress is not None:
+        progress("load", 0, total)
     model = load_target(pair.target, dtype=config.dtype, mesh=config.mesh)
     # The config decides (rope override, served positions), the folder only brought the weights.
     model.config = config.target

@@ -147,11 +147,14 @@ class DecodeStats:
             max_tokens cut off is not counted.
         drafts_per_round: proposals of each round, 0 where the row did not draft.
         accepted_drafts_per_round: proposals that the target agreed with, delivered or not.
+        unqualified: why the engine's combination is not qualified, where `allow_unqualified`
+            admitted it; None: it is.
     """
 
     acceptance_lengths: list[int] = dataclasses.field(default_factory=list)
     drafts_per_round: list[int] = dataclasses.field(default_factory=list)
     accepted_drafts_per_round: list[int] = dataclasses.field(default_factory=list)
+    unqualified: str | None = None
 
     @property
     def num_rounds(self) -> int:
