@@ -14,7 +14,7 @@ from dflash_jax.planning.measured import Measured
 from dflash_jax.planning.plan import make_plan
 from planning_pairs import GIB, RESERVE, TINY, TINY_DRAFTER, inputs, resolved
 
-quick = settings(max_examples=15, deadline=None)
+quick = settings(max_examples=15, deadline=None, derandomize=True)
 
 
 class Case(NamedTuple):
@@ -192,7 +192,7 @@ def test_equality_passes_and_a_byte_less_does_not(drawn):
 
 
 @quick
-@given(numbers(paged=False), st.integers(1, 500))
+@given(numbers(paged=False), st.integers(1, 400))
 def test_more_of_anything_never_needs_less(drawn, more):
     one = case(drawn)
     serve, free = one.serve, 10**15
