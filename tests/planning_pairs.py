@@ -3,7 +3,10 @@
 Plans are made from records alone; no file is read and no device is asked.
 """
 
+import logging
 from typing import Any
+
+import pytest
 
 import dflash_jax as dj
 from dflash_jax.planning.account import Inputs
@@ -18,7 +21,7 @@ from tiny import DRAFTER, TARGET
 GIB = 1024**3
 RESERVE = 6 * GIB
 
-_QWEN3_8B: dict[str, Any] = {
+QWEN3_8B_CONFIG: dict[str, Any] = {
     "model_type": "qwen3",
     "vocab_size": 151_936,
     "hidden_size": 4096,
@@ -32,16 +35,14 @@ _QWEN3_8B: dict[str, Any] = {
     "rope_theta": 1e6,
     "tie_word_embeddings": False,
 }
-QWEN3_8B = dj.TargetConfig.from_dict(_QWEN3_8B)
-QWEN3_8B_DRAFTER = dj.DrafterConfig.from_dict(
-    _QWEN3_8B
-    | {
-        "num_hidden_layers": 5,
-        "block_size": 16,
-        "num_target_layers": 36,
-        "dflash_config": {"mask_token_id": 151_669, "target_layer_ids": [1, 9, 17, 25, 33]},
-    }
-)
+QWEN3_8B = dj.TargetConfig.from_dict(QWEN3_8B_CONFIG)
+QWEN3_8B_DRAFTER_CONFIG = QWEN3_8B_CONFIG | {
+    "num_hidden_layers": 5,
+    "block_size": 16,
+    "num_target_layers": 36,
+    "dflash_config": {"mask_token_id": 151_669, "target_layer_ids": [1, 9, 17, 25, 33]},
+}
+QWEN3_8B_DRAFTER = dj.DrafterConfig.from_dict(QWEN3_8B_DRAFTER_CONFIG)
 QWEN3_8B_WEIGHTS = Weights(2 * 8_190_735_360, 2 * 1_048_626_432)
 """Counted by hand: two tables, 36 (5) layers of 192,946,432, and the norms and projection."""
 
@@ -89,3 +90,16 @@ def qwen3_plan(free: int | DeviceMemory, **options: Any) -> MemoryPlan:
 def measured(temporaries: int) -> Measured:
     """What one program of a compiled engine says."""
     return Measured("round of 4 rows", temporaries, {"round of 4 rows": temporaries})
+
+
+def unchecked(**options: object) -> dj.ServeConfig:
+    """Options as they arrive where nobody checks types."""
+    config = dj.ServeConfig()
+    for name, value in options.items():
+        object.__setattr__(config, name, value)
+    return config
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged as a warning or worse."""
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]

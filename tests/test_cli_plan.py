@@ -7,29 +7,9 @@ import pytest
 
 import tiny
 from command_line import run
+from planning_pairs import QWEN3_8B_CONFIG, QWEN3_8B_DRAFTER_CONFIG
 from test_cli_main import process
 
-# Qwen3-8B as published, and a drafter of its shape.
-QWEN3_8B = {
-    "model_type": "qwen3",
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-}
-DRAFTER = QWEN3_8B | {
-    "num_hidden_layers": 5,
-    "num_target_layers": 36,
-    "block_size": 16,
-    "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]},
-}
 SERVED = ("--max-seq-len", 49152, "--max-batch-size", 16)
 
 
@@ -37,7 +17,7 @@ SERVED = ("--max-seq-len", 49152, "--max-batch-size", 16)
 def configs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Folders with nothing but config.json."""
     folders = []
-    for name, config in (("target", QWEN3_8B), ("drafter", DRAFTER)):
+    for name, config in (("target", QWEN3_8B_CONFIG), ("drafter", QWEN3_8B_DRAFTER_CONFIG)):
         folder = tmp_path_factory.mktemp(name)
         (folder / "config.json").write_text(json.dumps(config))
         folders.append(folder)

@@ -72,8 +72,7 @@ def test_what_is_allocated_is_what_is_planned(tmp_path, changes, served, rows, k
     assert {leaf.shape for leaf in jax.tree.leaves(state.context.layers)} == {(3, 2, rows, 16)}
     planned = sizes.context_arena_bytes(
         max_batch_size=3,
-        max_context=served,
-        window=sizes.widest_window(config.drafter.windows),
+        max_context=sizes.drafter_context(config.drafter, served),
         block_width=4,
         num_layers=2,
         num_kv_heads=2,

@@ -4,33 +4,23 @@ What is refused before it starts is in test_llm_start.py, calls that end early a
 test_llm_interrupted.py.
 """
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import dflash_jax as dj
-from tiny_text import VOCAB, write_text_drafter, write_text_target
-
-SERVED = 64
-SMALL: dict[str, Any] = {"max_batch_size": 2, "max_seq_len": SERVED}
-PARAMS = dj.SamplingParams(max_tokens=12, ignore_eos=True)
-FIRST, SECOND, THIRD = [5, 17, 3, 88], [40, 2], [7, 7, 9, 200, 11]
+import tiny_served
+from tiny_served import FIRST, PARAMS, SECOND, SERVED, THIRD
+from tiny_text import VOCAB
 
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory) -> dj.LLM:
-    """A tiny pair with text."""
-    base = tmp_path_factory.mktemp("pair")
-    pair = write_text_target(base / "target"), write_text_drafter(base / "drafter")
-    return dj.LLM(*pair, **SMALL)
+    return tiny_served.start(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")
 def solo(llm) -> dict[tuple[int, ...], list[int]]:
-    """What each prompt gives alone."""
-    prompts = (FIRST, SECOND, THIRD)
-    return {tuple(p): llm.generate([p], PARAMS)[0].token_ids for p in prompts}
+    return tiny_served.alone(llm)
 
 
 @pytest.mark.parametrize(

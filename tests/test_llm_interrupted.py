@@ -12,26 +12,18 @@ import numpy as np
 import pytest
 
 import dflash_jax as dj
-from tiny_text import write_text_drafter, write_text_target
-
-SMALL: dict[str, Any] = {"max_batch_size": 2, "max_seq_len": 64}
-PARAMS = dj.SamplingParams(max_tokens=12, ignore_eos=True)
-FIRST, SECOND, THIRD = [5, 17, 3, 88], [40, 2], [7, 7, 9, 200, 11]
+import tiny_served
+from tiny_served import FIRST, PARAMS, SECOND, SMALL, THIRD
 
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory) -> dj.LLM:
-    """A tiny pair with text."""
-    base = tmp_path_factory.mktemp("pair")
-    pair = write_text_target(base / "target"), write_text_drafter(base / "drafter")
-    return dj.LLM(*pair, **SMALL)
+    return tiny_served.start(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")
 def solo(llm) -> dict[tuple[int, ...], list[int]]:
-    """What each prompt gives alone."""
-    prompts = (FIRST, SECOND, THIRD)
-    return {tuple(p): llm.generate([p], PARAMS)[0].token_ids for p in prompts}
+    return tiny_served.alone(llm)
 
 
 def assert_nothing_is_left(llm: dj.LLM) -> None:

@@ -18,9 +18,8 @@ from dflash_jax.serving import engine as engines
 from dflash_jax.serving import llm as front
 from dflash_jax.serving.compiles import CompileCounter
 from tiny import write_drafter, write_target
+from tiny_served import SMALL
 from tiny_text import SPECIALS, write_text_drafter, write_text_target
-
-SMALL: dict[str, Any] = {"max_batch_size": 2, "max_seq_len": 64}
 
 
 @pytest.fixture

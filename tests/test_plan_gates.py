@@ -276,3 +276,12 @@ def test_the_plan_of_a_combination_admitted_unqualified_records_the_grounds(fold
     plan = dj.plan_memory(*folders, **options, allow_unqualified=True)
     assert "not qualified" in (plan.config.unqualified or "")
     assert dj.plan_memory(*folders, **SIZES, device_memory="1GiB").config.unqualified is None
+
+
+def test_a_file_that_is_left_aside_is_noticed_once_however_often_headers_are_read(tmp_path, caplog):
+    """Fault 82: the plan, the check of the files and the compiler all look before the load does."""
+    target = tiny.write_target(tmp_path / "t")
+    (target / "other.safetensors").write_bytes((target / "model.safetensors").read_bytes())
+    tiny_engine.start(target, None, **SIZES, device_memory="500MiB")
+    notices = [r.getMessage() for r in caplog.records if "other.safetensors" in r.getMessage()]
+    assert len(notices) == 1 and "only model.safetensors is read" in notices[0]

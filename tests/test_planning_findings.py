@@ -1,28 +1,14 @@
 """What `resolve` refuses: all findings at once, those of options alone before there are files."""
 
 import dataclasses
-import logging
 
 import pytest
 
 import dflash_jax as dj
 from dflash_jax.planning.resolve import before_files, refuse_before_files, resolve
-from tiny import DRAFTER, TARGET
-
-PAIR_TARGET = dj.TargetConfig.from_dict(TARGET)
-PAIR_DRAFTER = dj.DrafterConfig.from_dict(DRAFTER)
-
-
-def unchecked(**options: object) -> dj.ServeConfig:
-    """Options as they arrive where nobody checks types."""
-    config = dj.ServeConfig()
-    for name, value in options.items():
-        object.__setattr__(config, name, value)
-    return config
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+from planning_pairs import TINY as PAIR_TARGET
+from planning_pairs import TINY_DRAFTER as PAIR_DRAFTER
+from planning_pairs import unchecked, warnings
 
 
 def test_a_draft_length_without_a_drafter_is_refused():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hypothesis import given, settings
@@ -140,30 +141,31 @@ def test_the_need_is_the_sum_of_everything_and_of_the_rows(drawn):
 @given(numbers())
 def test_the_largest_batch_fits_and_one_more_does_not(drawn):
     one = case(drawn)
-    free = free_of(one)
-    plan = planned(one, free)
+    plan = planned(one, free_of(one))
     step = plan.config.max_num_tokens // plan.config.verify_width
-    batch = plan.largest_batch_size
-    assert batch == 0 or planned(one, free, max_batch_size=batch).verdict == "fits"
-    assert batch == step or planned(one, free, max_batch_size=batch + 1).verdict != "fits"
-    batch = plan.unproven.batch_size
-    assert batch == 0 or planned(one, free, max_batch_size=batch).verdict != "refused"
-    assert batch == step or planned(one, free, max_batch_size=batch + 1).verdict == "refused"
+    assert_largest(one, "max_batch_size", plan.proven.batch_size, step, lambda v: v == "fits")
+    assert_largest(one, "max_batch_size", plan.unproven.batch_size, step, lambda v: v != "refused")
+    assert plan.largest_batch_size == plan.proven.batch_size
 
 
 @quick
 @given(numbers())
 def test_the_largest_served_length_fits_and_one_more_does_not(drawn):
     one = case(drawn)
-    free = free_of(one)
-    plan = planned(one, free)
+    plan = planned(one, free_of(one))
     most = one.target.max_position_embeddings
-    length = plan.largest_seq_len
-    assert length == 0 or planned(one, free, max_seq_len=length).verdict == "fits"
-    assert length == most or planned(one, free, max_seq_len=length + 1).verdict != "fits"
-    length = plan.unproven.seq_len
-    assert length == 0 or planned(one, free, max_seq_len=length).verdict != "refused"
-    assert length == most or planned(one, free, max_seq_len=length + 1).verdict == "refused"
+    assert_largest(one, "max_seq_len", plan.proven.seq_len, most, lambda v: v == "fits")
+    assert_largest(one, "max_seq_len", plan.unproven.seq_len, most, lambda v: v != "refused")
+    assert plan.largest_seq_len == plan.proven.seq_len
+
+
+def assert_largest(
+    one: Case, option: str, size: int, most: int, holds: Callable[[str], bool]
+) -> None:
+    """The verdict at `size` holds, and one more does not; 0 is none and `most` another rule's."""
+    free = free_of(one)
+    assert size == 0 or holds(planned(one, free, **{option: size}).verdict)
+    assert size == most or not holds(planned(one, free, **{option: size + 1}).verdict)
 
 
 @quick

@@ -7,17 +7,13 @@ import pytest
 
 import dflash_jax as dj
 from dflash_jax.planning.resolve import on_platform, resolve
-from tiny import DRAFTER, TARGET
+from planning_pairs import TINY as PAIR_TARGET
+from planning_pairs import TINY_DRAFTER as PAIR_DRAFTER
+from planning_pairs import warnings
 
-PAIR_TARGET = dj.TargetConfig.from_dict(TARGET)
-PAIR_DRAFTER = dj.DrafterConfig.from_dict(DRAFTER)
 WIDE = dataclasses.replace(PAIR_DRAFTER, block_size=1024)
 LONG = dataclasses.replace(PAIR_TARGET, max_position_embeddings=40960)
 LONG_DRAFTER = dataclasses.replace(PAIR_DRAFTER, max_position_embeddings=40960)
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
 def test_the_defaults_are_the_designed_ones(caplog):

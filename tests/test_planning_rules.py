@@ -7,18 +7,9 @@ import pytest
 
 import dflash_jax as dj
 from dflash_jax.planning import rules
-from tiny import DRAFTER, TARGET
-
-PAIR_TARGET = dj.TargetConfig.from_dict(TARGET)
-PAIR_DRAFTER = dj.DrafterConfig.from_dict(DRAFTER)
-
-
-def unchecked(**options: object) -> dj.ServeConfig:
-    """Options as they arrive where nobody checks types."""
-    config = dj.ServeConfig()
-    for name, value in options.items():
-        object.__setattr__(config, name, value)
-    return config
+from planning_pairs import TINY as PAIR_TARGET
+from planning_pairs import TINY_DRAFTER as PAIR_DRAFTER
+from planning_pairs import unchecked
 
 
 def changed(**changes) -> dj.DrafterConfig:

@@ -98,7 +98,6 @@ def context_arena_bytes(
     head_dim: int,
     dtype_bytes: int = 2,
     kv_factor: int = 2,
-    window: int | None = None,
     paged: bool = False,
     page_size: int = 32,
     shards: int = 1,
@@ -106,15 +105,12 @@ def context_arena_bytes(
 ) -> int:
     """Bytes of a drafter context arena on one shard.
 
-    (max_batch_size + scratch_rows) slots of max_context (at most `window`) + block_width
-    positions, page-rounded where `paged`. This engine drops dead writes and allocates with
-    `scratch_rows=0`.
+    (max_batch_size + scratch_rows) slots of max_context + block_width positions, page-rounded
+    where `paged`. This engine drops dead writes and allocates with `scratch_rows=0`.
     """
     return kv_arena_bytes(
         max_batch_size=max_batch_size + scratch_rows,
-        capacity=context_capacity(
-            max_context, None, block_width, window=window, paged=paged, page_size=page_size
-        ),
+        capacity=context_capacity(max_context, None, block_width, paged=paged, page_size=page_size),
         num_layers=num_layers,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,

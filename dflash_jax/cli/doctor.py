@@ -114,12 +114,11 @@ def _devices() -> dict[str, Any]:
 
 
 def _host_memory() -> dict[str, int]:
-    """Bytes of this machine: all, and those that are free now."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    return {
-        "total": page * os.sysconf("SC_PHYS_PAGES"),
-        "available": page * os.sysconf("SC_AVPHYS_PAGES"),
-    }
+    """Bytes of this machine: all, and those that a plan counts on now."""
+    from dflash_jax.planning.device import host_available_memory
+
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {"total": total, "available": host_available_memory()}
 
 
 def _nvidia() -> dict[str, Any]:

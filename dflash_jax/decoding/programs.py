@@ -106,7 +106,6 @@ def list_programs(config: ResolvedConfig, target: Model, drafter: Model) -> Iter
             function = _round_function(config, target, drafter, sampled)
             yield Program(f"round-{name}", function, (*leaves, active), out)
             if config.speculation == "suffix":
-                function = _given_function(config, target, sampled)
                 yield Program(f"given-{name}", function, (*leaves, active, given), out)
 
 
@@ -172,18 +171,12 @@ def _prefill_function(config: ResolvedConfig, target: Model, drafter: Model) -> 
 def _round_function(
     config: ResolvedConfig, target: Model, drafter: Model, sampled: bool
 ) -> Callable[..., Any]:
-    def round_(target_leaves, drafter_leaves, state, active):
+    def round_(target_leaves, drafter_leaves, state, active, given=None):
         model = target.rebuild(target_leaves)
-        method = _method(config, model, drafter.rebuild(drafter_leaves))
+        if given is None:
+            method = _method(config, model, drafter.rebuild(drafter_leaves))
+        else:
+            method = GivenDrafter(given, active)
         return decode_round(model, method, state, active, sampled=sampled, piece=config.read_piece)
 
     return round_
-
-
-def _given_function(config: ResolvedConfig, target: Model, sampled: bool) -> Callable[..., Any]:
-    def given_(target_leaves, drafter_leaves, state, active, packed):
-        model = target.rebuild(target_leaves)
-        method = GivenDrafter(packed, active)
-        return decode_round(model, method, state, active, sampled=sampled, piece=config.read_piece)
-
-    return given_

@@ -108,7 +108,7 @@ def fit_batch(config: ResolvedConfig, inputs: Inputs) -> MemoryPlan:
 
 
 def findings(plan: MemoryPlan) -> list[str]:
-    """What refuses a plan: the total rule, and the context budget where it applies."""
+    """What refuses a plan, every reason in one finding; empty where nothing does."""
     return [plan.refusal()] if plan.verdict == "refused" else []
 
 

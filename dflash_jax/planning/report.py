@@ -5,7 +5,8 @@ What the rows mean is decided in `plan.py`.
 
 from collections.abc import Sequence
 
-GIB = 1024**3
+from dflash_jax.planning.budget import GIB
+
 _BAR = 60
 # What is shown of a plan beyond the device, however far beyond it is.
 _MOST_CELLS = 2 * _BAR + 1
@@ -34,7 +35,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 def bar(parts: Sequence[tuple[str, int]], total: int) -> list[str]:
     """One line of letters, one letter a part, `.` for what is free, and the legend.
 
-    What passes the device's end is shown behind `|`.
+    What passes the device's end is shown behind `]`.
     """
     scale = _BAR / max(total, 1)
     cells, filled, legend = "", 0, []

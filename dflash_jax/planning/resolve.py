@@ -14,13 +14,12 @@ from typing import NamedTuple
 from dflash_jax.config import DrafterConfig, ResolvedConfig, ServeConfig, TargetConfig
 from dflash_jax.errors import ConfigError, MemoryPlanError
 from dflash_jax.planning import rules
-from dflash_jax.planning.context_rules import clamped_batch_size
+from dflash_jax.planning.context_rules import DEFAULT_NUM_TOKENS, clamped_batch_size
 from dflash_jax.planning.qualification import Combination, admit
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_SERVED_LENGTH = 4096
-DEFAULT_NUM_TOKENS = 8192
 DEFAULT_BATCH_SIZE = 16
 CPU_READ_PIECE = 256
 # Blocks of 8 fill the narrowest tile of a tensor core, which plain decoding leaves mostly empty.
@@ -42,8 +41,7 @@ def before_files(config: ServeConfig, *, engine: bool = True) -> list[str]:
     Args:
         engine: whether it is to be served, not only planned.
     """
-    findings = rules.bad_choices(config) + rules.bad_numbers(config) + rules.pool_options(config)
-    findings += rules.not_built(config) if engine else []
+    findings = _malformed(config) + _unavailable(config, engine)
     batch, draft_len = config.max_batch_size, config.max_draft_len
     if findings or batch is None or draft_len is None or config.allow_token_limited:
         return findings
@@ -79,9 +77,8 @@ def resolve(
         ConfigError: what the options, the target and the drafter do not allow, all at once.
         MemoryPlanError: only the memory does not allow it.
     """
-    malformed = rules.bad_choices(config) + rules.bad_numbers(config)
-    findings = malformed + rules.pool_options(config)
-    findings += rules.not_built(config) if engine else []
+    malformed = _malformed(config)
+    findings = malformed + _unavailable(config, engine)
     speculation = _speculation(config, drafter, findings)
     target = _with_rope(config, target, findings)
     if malformed:
@@ -116,6 +113,14 @@ def resolve(
     if beyond:
         raise MemoryPlanError(beyond)
     return resolved
+
+
+def _malformed(config: ServeConfig) -> list[str]:
+    return rules.bad_choices(config) + rules.bad_numbers(config)
+
+
+def _unavailable(config: ServeConfig, engine: bool) -> list[str]:
+    return rules.pool_options(config) + (rules.not_built(config) if engine else [])
 
 
 def _speculation(config: ServeConfig, drafter: DrafterConfig | None, findings: list[str]):

@@ -60,11 +60,9 @@ class Checkpoint(NamedTuple):
         folder = Path(folder)
         if (folder / INDEX).is_file():
             weight_map = _read_index(folder / INDEX)
-            _notice_strays(folder, set(weight_map.values()))
             return cls(folder, INDEX, _indexed(folder, weight_map))
         if not (folder / SINGLE).is_file():
             raise CheckpointError(_no_weights(folder))
-        _notice_strays(folder, {SINGLE})
         return cls(folder, SINGLE, read_header(folder / SINGLE))
 
     @property
@@ -93,19 +91,29 @@ def load_parameters(
 def select(
     module: nnx.Module, folder: str | Path, *, kind: Kind
 ) -> dict[ParameterPath, TensorEntry]:
-    """Where each parameter of a module lies, in the order of the files; starts no backend.
+    """Where each parameter of a module to be loaded lies, in the order of the files.
+
+    Starts no backend. Files that are left aside are noticed here, where loading begins: headers
+    are read more often than weights.
 
     Raises:
         CheckpointError: with everything that the folder lacks, has too much or has differently.
     """
-    return select_shapes(wanted_shapes(module), folder, kind=kind)
+    checkpoint = Checkpoint.from_folder(folder)
+    _notice_strays(checkpoint)
+    return _selected(checkpoint, wanted_shapes(module), kind)
 
 
 def select_shapes(
     wanted: Mapping[ParameterPath, tuple[int, ...]], folder: str | Path, *, kind: Kind
 ) -> dict[ParameterPath, TensorEntry]:
-    """`select` for a module whose shapes are known without it."""
-    checkpoint = Checkpoint.from_folder(folder)
+    """`select` to look and not to load, for a module whose shapes are known without it."""
+    return _selected(Checkpoint.from_folder(folder), wanted, kind)
+
+
+def _selected(
+    checkpoint: Checkpoint, wanted: Mapping[ParameterPath, tuple[int, ...]], kind: Kind
+) -> dict[ParameterPath, TensorEntry]:
     found, findings = _found(checkpoint, wanted, kind)
     if _HEAD not in wanted:
         findings += _drop_tied_head(found)
@@ -201,7 +209,8 @@ def _index_differences(
                 yield f"tensor {name} is in {file}, but {INDEX} places it in {weight_map[name]}"
 
 
-def _notice_strays(folder: Path, used: set[str]) -> None:
+def _notice_strays(checkpoint: Checkpoint) -> None:
+    folder, used = checkpoint.folder, {entry.file.name for entry in checkpoint.tensors.values()}
     strays = sorted(p.name for p in folder.glob("*.safetensors") if p.name not in used)
     if strays:
         logger.warning(
@@ -209,7 +218,7 @@ def _notice_strays(folder: Path, used: set[str]) -> None:
             folder,
             ", ".join(strays),
             "is" if len(strays) == 1 else "are",
-            f"not named by {INDEX}" if (folder / INDEX).is_file() else f"only {SINGLE} is read",
+            f"not named by {INDEX}" if checkpoint.source == INDEX else f"only {SINGLE} is read",
         )
 
 
