@@ -20,6 +20,8 @@ from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.planning.resolve import on_platform, resolve
 from dflash_jax.serving.batch import Batch
 from dflash_jax.serving.engine import Engine
+from dflash_jax.serving.output import Output
+from dflash_jax.serving.row import Row
 from dflash_jax.serving.stopping import find_end
 
 # Narrower than trained is what is measured here.
@@ -84,8 +86,12 @@ class EngineArm:
 
     def answer(self, prompt: list[int], max_tokens: int) -> Answer:
         params = SamplingParams(max_tokens=max_tokens)
-        row = self._batch.submit(prompt, params, 0, self._ends)
-        self._batch.step()
+        ends = frozenset(self._ends)
+        output = Output(None, params, ends)
+        row = Row(0, prompt=prompt, params=params, seed=0, ends=ends, output=output)
+        self._batch.submit(row)
+        while not row.stats.num_rounds and row.finish_reason is None:
+            self._batch.step()
         before, rounds = len(row.token_ids), row.stats.num_rounds
         begun = time.perf_counter()
         while row.finish_reason is None:

@@ -18,7 +18,7 @@ import dflash_jax as dj
 import tiny
 import tiny_engine
 from dflash_jax.arena.rows import ArenaRows
-from dflash_jax.decoding.round import EngineState
+from dflash_jax.decoding.state import EngineState
 from dflash_jax.serving.batch import Batch
 from dflash_jax.serving.engine import Engine
 from numpy_pair import NumpyContext, NumpyTarget
@@ -159,17 +159,17 @@ def test_poison_in_rejected_and_idle_rows_changes_no_bit(folders, read_piece: in
     )
     # Slot 0 was used before and is idle now.
     for slot, ids in ((0, prompt(20)), (1, prompt(5)), (3, prompt(9))):
-        engine.prefill(slot, ids, temperature=0.0, seed=0)
+        tiny_engine.prefill(engine, slot, ids)
     active = [False, True, False, True]
     for wrong in range(3):
         host.rule = among(texts, wrong=lambda length, wrong=wrong: wrong)
         clean = tiny_engine.snapshot(engine.state)
         engine.state = device(poisoned(clean, np.array(active)))
-        over_poison = engine.round(active, sampled=False)
+        over_poison = tiny_engine.play(engine, active)
         poisoned_state = tiny_engine.snapshot(engine.state)
         engine.state = device(clean)
-        plain = engine.round(active, sampled=False)
-        for ours, theirs in zip(over_poison, plain, strict=True):
+        plain = tiny_engine.play(engine, active)
+        for ours, theirs in zip(over_poison[:4], plain[:4], strict=True):
             np.testing.assert_array_equal(ours[[1, 3]], theirs[[1, 3]])
         assert plain.num_accepted_drafts[[1, 3]].tolist() == [wrong, wrong]
         assert np.all(plain.num_drafts[[0, 2]] == 0)
@@ -194,10 +194,10 @@ def _check_logits(engine: Engine, state: EngineState, target: Path, piece: int |
     bad = poisoned(state, np.array([True] * 4))
     assert float(jnp.max(bad.kv.layers[0].keys)) == POISON
     np.testing.assert_array_equal(logits(device(bad).kv), logits(device(state).kv))
-    again = engine.prefill(0, prompt(7), temperature=0.0, seed=0)
+    again = tiny_engine.prefill(engine, 0, prompt(7))
     fresh = tiny_engine.snapshot(engine.state)
     engine.state = device(bad)
-    assert engine.prefill(0, prompt(7), temperature=0.0, seed=0) == again
+    assert tiny_engine.prefill(engine, 0, prompt(7)) == again
     for ours, theirs in zip(
         kept_rows(tiny_engine.snapshot(engine.state), 0), kept_rows(fresh, 0), strict=True
     ):
@@ -210,12 +210,12 @@ def test_idle_lengths_never_grow_while_the_others_gain_eight_a_step(scripted):
         scripted[0], scripted[1], tiny.perfect(), row_sizes=(5,), max_seq_len=400, max_batch_size=5
     )
     for slot, length in enumerate((40, 300, 7)):
-        engine.prefill(slot, prompt(length), temperature=0.0, seed=0)
+        tiny_engine.prefill(engine, slot, prompt(length))
     lengths = [40, 300, 7, 0, 0]
     active = [True, True, True, False, False]
     watched = Watched(engine)
     for step in range(1, 9):
-        watched.round(active, sampled=False)
+        tiny_engine.play(watched, active)
         expected = [n + 8 * step if on else 0 for n, on in zip(lengths, active, strict=True)]
         assert engine.state.kv.lengths.tolist() == expected
         assert engine.state.context is not None
@@ -233,11 +233,14 @@ def test_first_and_last_row_are_unharmed_by_rounds_of_the_rows_between(scripted)
     assert marked.context is not None
     context = marked.context._replace(lengths=np.full((5,), 9, np.int32))
     filled = jax.tree.map(lambda x: x + np.float32(7) if x.ndim == 4 else x, (kv, context))
-    engine.state = device(marked._replace(kv=filled[0], context=filled[1]))
+    tokens = marked.tokens._replace(
+        remaining=np.full((5,), 99, np.int32), drafting=np.ones((5,), bool)
+    )
+    engine.state = device(EngineState(*filled, tokens))
     watched = Watched(engine)
     for active in ([False, True, True, True, False], [False, False, True, False, False]):
-        watched.round(active, sampled=False)
-    watched.prefill(2, prompt(6), temperature=0.0, seed=0)
+        tiny_engine.play(watched, active)
+    tiny_engine.prefill(watched, 2, prompt(6))
     for arena in (engine.state.kv, engine.state.context):
         assert arena is not None
         assert arena.lengths.tolist()[0] == arena.lengths.tolist()[4] == 9
@@ -267,18 +270,18 @@ def test_the_engine_watched_here_is_caught_when_it_writes_too_much(scripted):
     engine = tiny_engine.engine(
         scripted[0], scripted[1], tiny.perfect(), row_sizes=(2,), max_seq_len=32, max_batch_size=2
     )
-    engine.prefill(0, prompt(4), temperature=0.0, seed=0)
-    honest = engine.round
+    tiny_engine.prefill(engine, 0, prompt(4))
+    honest = engine.start_round
     watched = Watched(engine)
 
     @dataclasses.dataclass
     class Meddling:
         change: Any
 
-        def round(self, active: Any, *, sampled: bool) -> Any:
-            report = honest(active, sampled=sampled)
+        def start_round(self, active: Any, **options: Any) -> Any:
+            packed = honest(active, **options)
             engine.state = device(self.change(tiny_engine.snapshot(engine.state)))
-            return report
+            return packed
 
     def one_bit(state: EngineState) -> EngineState:
         state.kv.layers[0].keys[1, 0, 30, 0] += 1
@@ -289,6 +292,6 @@ def test_the_engine_watched_here_is_caught_when_it_writes_too_much(scripted):
         return state
 
     for change in (one_bit, one_length):
-        engine.round = Meddling(change).round  # type: ignore[method-assign]
+        engine.start_round = Meddling(change).start_round  # type: ignore[method-assign]
         with pytest.raises(AssertionError):
-            watched.round([True, False], sampled=False)
+            tiny_engine.play(watched, [True, False])

@@ -106,9 +106,11 @@ def test_every_program_of_an_engine_aliases_its_arenas(served: dj.LLM):
     arenas: Any = served.arenas
     size = sum(leaf.nbytes for arena in arenas for leaf in jax.tree.leaves(arena.layers))
     assert set(served.programs) == {
+        *("open", "copy", "clean"),
         "prefill-32",
         "prefill-40",
-        *(f"round-{rows}-{kind}" for rows in (1, 2) for kind in ("greedy", "sampled")),
+        *(f"round-{rows}-{kind}" for rows in (1, 2) for kind in ("greedy", "general")),
+        *(f"plain-{rows}" for rows in (1, 2)),
     }
     for name, program in served.programs.items():
         memory: Any = program.memory_analysis()
@@ -156,7 +158,7 @@ def test_a_default_configuration_has_at_most_24_programs(folders, models):
     names = [program.name for program in programs.list_programs(config, *models)]
     assert len(names) == len(set(names)) <= 24
     for rows in (1, 2, 16):
-        assert {f"round-{rows}-greedy", f"round-{rows}-sampled"} <= set(names)
+        assert {f"round-{rows}-greedy", f"round-{rows}-general", f"plain-{rows}"} <= set(names)
 
 
 def lowered_sizes(tmp_path: Path, hidden: int) -> dict[str, int]:
@@ -174,7 +176,7 @@ def lowered_sizes(tmp_path: Path, hidden: int) -> dict[str, int]:
     return {
         name: len(jax.jit(program.function).lower(*program.arguments).as_text())
         for name, program in listed(config, pair).items()
-        if name in ("prefill-64", "round-2-greedy", "round-2-sampled")
+        if name in ("prefill-64", "round-2-greedy", "round-2-general")
     }
 
 
@@ -193,10 +195,15 @@ def test_no_intermediate_of_a_padded_batch_is_nan(folders):
     config = config_for(folders, 20, 8)
     method = BlockDrafter(drafter, target, config.max_draft_len, 8)
     state = programs.init_state(config)
+    tokens = state.tokens._replace(
+        remaining=jnp.full((ROWS,), 9, jnp.int32), drafting=jnp.ones((ROWS,), bool)
+    )
     active = jnp.array([False, True, False, False])
     with jax.debug_nans(True), jax.disable_jit():
-        state, report = decode_round(target, method, state, active, sampled=True, piece=8)
-    assert report.shape == (ROWS, 2 * config.max_draft_len + 3)
+        state, report = decode_round(
+            target, method, state._replace(tokens=tokens), active, general=True, piece=8
+        )
+    assert report.shape[0] == ROWS
     assert report[:, 0].tolist() == [0, config.max_draft_len, 0, 0]
     assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(state.kv.layers))
 

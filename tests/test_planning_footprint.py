@@ -16,6 +16,7 @@ from planning_pairs import (
     TINY_DRAFTER,
     TINY_WEIGHTS,
     resolved,
+    row_state,
 )
 
 
@@ -38,7 +39,7 @@ def test_every_row_of_qwen3_8b_is_the_sum_written_out():
         features=2048 * 5 * 4096 * 2,
         # 16 rows x 16 tokens x vocabulary x 4 B
         logits=256 * 151_936 * 4,
-        token_state=4 * (5 * 16 + 1),
+        token_state=16 * row_state(151_936) + 4,
     )
 
 
@@ -76,7 +77,7 @@ def test_without_a_drafter_there_is_no_context_no_feature_and_one_logit_a_row():
     held = footprint(resolved(serve, drafter=None), TINY_WEIGHTS)
     assert (held.context_arena, held.features, held.logits) == (0, 0, 4 * 97 * 4)
     assert held.kv_arena == 4 * 65 * 2 * 2 * 16 * 4 * 4
-    assert held.token_state == 4 * 4 * 4
+    assert held.token_state == 4 * row_state(97, context=False)
 
 
 def test_the_widest_pass_is_a_chunk_or_a_round_of_all_rows():

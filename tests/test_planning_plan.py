@@ -20,14 +20,16 @@ from planning_pairs import (
     measured,
     qwen3_plan,
     resolved,
+    row_state,
     tiny_plan,
 )
 
 # Qwen3-8B and its drafter in bfloat16, by hand.
 WEIGHTS = 2 * (8_190_735_360 + 1_048_626_432)
 FEATURES = 2048 * 5 * 4096 * 2
-# K/V of 36 + 5 layers, 16 rows of logits, 5 numbers of state.
-ROW = 49_168 * (147_456 + 20_480) + 16 * 151_936 * 4 + 20
+# K/V of 36 + 5 layers, 16 rows of logits, the token state.
+STATE = row_state(151_936)
+ROW = 49_168 * (147_456 + 20_480) + 16 * 151_936 * 4 + STATE
 BESIDE_ROWS = WEIGHTS + FEATURES + 4
 
 
@@ -47,11 +49,11 @@ def test_qwen3_8b_at_49152_by_16_is_refused_on_80_gib_with_both_remedies():
     message = str(refused.value)
     assert "max_batch_size=16 at max_seq_len=49152" in message
     assert "KV arena 108.04 GiB" in message and "context arena 15.00 GiB" in message
-    assert "needs 140.47 GiB" in message and "80.00 GiB is free" in message
+    assert "needs 140.48 GiB" in message and "80.00 GiB is free" in message
     assert "device_memory='80GiB'" in message
     # (80 GiB - what is beside the rows) / row = 8.15, and 7.37 with the reserve.
     assert "set max_batch_size <= 8 (7 with the reserve)" in message
-    assert "set max_seq_len <= 24986 (22588 with the reserve)" in message
+    assert "set max_seq_len <= 24981 (22584 with the reserve)" in message
 
 
 def test_the_largest_sizes_of_qwen3_8b_are_those_of_the_division():
@@ -59,12 +61,12 @@ def test_the_largest_sizes_of_qwen3_8b_are_those_of_the_division():
     assert plan.unproven.batch_size == (80 * GIB - BESIDE_ROWS) // ROW == 8
     assert plan.largest_batch_size == (80 * GIB - RESERVE - BESIDE_ROWS) // ROW == 7
     # 16 rows: logits and state as they are, positions shared among them.
-    rest = 80 * GIB - BESIDE_ROWS - 16 * (16 * 151_936 * 4 + 20)
-    assert plan.unproven.seq_len == rest // (16 * 167_936) - 16 == 24_986
-    assert plan.largest_seq_len == (rest - RESERVE) // (16 * 167_936) - 16 == 22_588
+    rest = 80 * GIB - BESIDE_ROWS - 16 * (16 * 151_936 * 4 + STATE)
+    assert plan.unproven.seq_len == rest // (16 * 167_936) - 16 == 24_981
+    assert plan.largest_seq_len == (rest - RESERVE) // (16 * 167_936) - 16 == 22_584
 
 
-@pytest.mark.parametrize("name, size", [("max_batch_size", 8), ("max_seq_len", 24_986)])
+@pytest.mark.parametrize("name, size", [("max_batch_size", 8), ("max_seq_len", 24_981)])
 def test_what_a_refusal_names_passes_and_one_more_does_not(name, size):
     asked: dict[str, Any] = {"max_seq_len": 49_152, "max_batch_size": 16}
     assert qwen3_plan(80 * GIB, **(asked | {name: size})).verdict == "unproven"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import dflash_jax as dj
-from planning_pairs import GIB, RESERVE, measured, tiny_plan
+from planning_pairs import GIB, RESERVE, measured, row_state, tiny_plan
 
 PAGE = 32 * 1536
-HELD = 1500 + 64 * 2 * 32 * 4 + 16 * 97 * 4 + 84
+HELD = 1500 + 64 * 2 * 32 * 4 + 16 * 97 * 4 + 4 * row_state(97) + 4
 """Weights, features, logits and state; context and K/V lie in the pool."""
 
 

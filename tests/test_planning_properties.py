@@ -13,7 +13,7 @@ from dflash_jax.planning.account import largest
 from dflash_jax.planning.footprint import Weights
 from dflash_jax.planning.measured import Measured
 from dflash_jax.planning.plan import make_plan
-from planning_pairs import GIB, RESERVE, TINY, TINY_DRAFTER, inputs, resolved
+from planning_pairs import GIB, RESERVE, TINY, TINY_DRAFTER, inputs, resolved, row_state
 
 quick = settings(max_examples=15, deadline=None, derandomize=True)
 
@@ -109,7 +109,7 @@ def oracle(case: Case, batch: int, seq: int) -> int:
     position = 2 * heads * target.head_dim * size
     total = sum(case.weights) + batch * (seq + width) * target.num_hidden_layers * position
     rows = batch * width
-    total += rows * target.vocab_size * 4 + batch * 16
+    total += rows * target.vocab_size * 4 + batch * row_state(target.vocab_size, context=False)
     if draft is None:
         return total
     context = min(seq, draft.max_position_embeddings) + width

@@ -62,6 +62,14 @@ def test_an_end_id_ends_the_answer_at_every_place_of_a_block(llm: dj.LLM, index:
     assert 1 + sum(done.stats.acceptance_lengths) == index + 1
 
 
+def test_a_round_counts_what_it_delivered_and_what_matched(llm: dj.LLM):
+    """Fault 68: the whole block matches, its third token ends the answer."""
+    text = tiny.script(4, B, TABLE)
+    done = answer(llm, 4, max_tokens=40, stop_token_ids=[text[3]])
+    assert done.stats.acceptance_lengths == [3]
+    assert done.stats.accepted_drafts_per_round == [B - 1]
+
+
 def test_a_stop_inside_the_budget_is_a_stop_and_one_outside_is_not(llm: dj.LLM):
     """Fault 24."""
     inside = answer(llm, 5, max_tokens=5, stop_token_ids=[50])
@@ -210,6 +218,15 @@ def test_find_end_keeps_the_end_id_and_knows_which_end_came_first():
     assert find_end(run, 4, 8, {50, 20}) == Ending(3, "stop")
 
 
+def test_find_end_passes_over_end_ids_among_the_first_min_tokens():
+    run = [50, 11, 50, 50]
+    assert find_end(run, 0, 9, {50}, 0) == Ending(1, "stop")
+    assert find_end(run, 0, 9, {50}, 1) == Ending(3, "stop")
+    assert find_end(run, 2, 9, {50}, 3) == Ending(3, "stop")
+    assert find_end(run, 0, 9, {50}, 4) == Ending(4, None)
+    assert find_end(run, 0, 4, {50}, 4) == Ending(4, "length")
+
+
 def test_a_request_ends_at_its_own_ids_and_the_models_unless_it_ignores_these():
     assert end_ids(dj.SamplingParams(), (1, 2)) == {1, 2}
     assert end_ids(dj.SamplingParams(stop_token_ids=[3]), (1, 2)) == {1, 2, 3}
@@ -220,17 +237,21 @@ def test_a_request_ends_at_its_own_ids_and_the_models_unless_it_ignores_these():
     blocks=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=6),
     limit=st.integers(1, 20),
     ends=st.sets(st.integers(0, 6), max_size=3),
+    least=st.integers(0, 5),
 )
-def test_block_by_block_ends_where_token_by_token_ends(blocks, limit: int, ends: set[int]):
+def test_block_by_block_ends_where_token_by_token_ends(
+    blocks, limit: int, ends: set[int], least: int
+):
     naive, reason = [], None
     for token in [token for block in blocks for token in block]:
         naive.append(token)
-        reason = "stop" if token in ends else "length" if len(naive) == limit else None
+        stops = token in ends and len(naive) > least
+        reason = "stop" if stops else "length" if len(naive) == limit else None
         if reason is not None:
             break
     kept, found = [], None
     for block in blocks:
-        ending = find_end(block, len(kept), limit, ends)
+        ending = find_end(block, len(kept), limit, ends, least)
         kept += block[: ending.kept]
         found = ending.reason
         if found is not None:

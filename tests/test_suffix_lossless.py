@@ -126,10 +126,10 @@ def test_drafts_for_dead_rows_are_dropped_and_rows_without_any_verify_their_anch
     """Fault 37 and invariant 8: filler is id 0, and it is no proposal."""
     prompts = {slot: repeating(9 + slot) for slot in range(SLOTS)}
     for slot, prompt in prompts.items():
-        engine.prefill(slot, prompt, temperature=0.0, seed=0)
+        tiny_engine.prefill(engine, slot, prompt)
     texts = {slot: oracle.greedy(prompt, 1 + K + 1) for slot, prompt in prompts.items()}
     drafts = {0: texts[0][1 : 1 + K], 1: texts[1][1:4], 2: texts[2][1 : 1 + K]}
-    report = Watched(engine).round([False, True, True, True], sampled=False, drafts=drafts)
+    report = tiny_engine.play(Watched(engine), [False, True, True, True], drafts=drafts)
     assert report.num_drafts.tolist() == [0, 3, K, 0]
     assert report.num_accepted_drafts.tolist() == [0, 3, K, 0]
     for slot, count in ((1, 4), (2, K + 1), (3, 1)):
@@ -153,17 +153,17 @@ def test_a_loop_commits_whole_blocks(served: dj.LLM):
 
 def test_a_round_in_which_nobody_proposes_is_plain_decoding(served: dj.LLM, monkeypatch):
     called: list[str] = []
-    call = served._engine._call
+    call = served._engine._pass
     monkeypatch.setattr(
-        served._engine, "_call", lambda name, *rest: called.append(name) or call(name, *rest)
+        served._engine, "_pass", lambda name, *rest: called.append(name) or call(name, *rest)
     )
     served.generate([[10]], dj.SamplingParams(max_tokens=10))
-    assert set(called) == {"prefill-32", "round-1-greedy"}
+    assert set(called) == {"prefill-32", "plain-1"}
     called.clear()
     fresh, looping = served.generate([[10], going_round(10, 20)], dj.SamplingParams(max_tokens=10))
     assert fresh.token_ids == going_round(11, 10) and set(fresh.stats.drafts_per_round) == {0}
     assert looping.token_ids == going_round(18, 10) and K in looping.stats.drafts_per_round
-    assert {"given-2-greedy", "round-1-greedy"} <= set(called)
+    assert {"round-2-greedy", "plain-1"} <= set(called)
 
 
 @pytest.mark.parametrize("index", range(len(RING)))
@@ -185,9 +185,9 @@ def test_exactly_as_many_ids_as_asked_for_come_back(served: dj.LLM, count: int):
 
 def test_nothing_compiles_in_service_and_every_program_aliases_its_arena(served: dj.LLM):
     """Invariants 6 and 7, with all that rows of one batch can have."""
-    kinds = [f"{rows}-{kind}" for rows in (1, 2) for kind in ("greedy", "sampled")]
-    expected = {"prefill-32", "prefill-64"} | {f"round-{k}" for k in kinds}
-    assert set(served.programs) == expected | {f"given-{k}" for k in kinds}
+    kinds = [f"{rows}-{kind}" for rows in (1, 2) for kind in ("greedy", "general")]
+    expected = {"open", "copy", "clean", "prefill-32", "prefill-64", "plain-1", "plain-2"}
+    assert set(served.programs) == expected | {f"round-{k}" for k in kinds}
     assert served.arenas.context is None
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(served.arenas.kv.layers))
     for name, program in served.programs.items():
@@ -210,27 +210,34 @@ def test_a_default_configuration_has_at_most_24_programs(ring_target: Path):
     model = programs.split_model(dj.load_target(ring_target))
     names = [p.name for p in programs.list_programs(config, model, programs.split_model(None))]
     assert len(names) == len(set(names)) <= 24
-    assert {"given-16-greedy", "given-16-sampled", "round-16-greedy"} <= set(names)
+    assert {"round-16-greedy", "round-16-general", "plain-16"} <= set(names)
 
 
-class Broken(Exception):
-    """Stands for anything that ends a call in the middle."""
+class Broken(BaseException):
+    """Stands for anything that ends a call in the middle: Ctrl-C is one."""
 
 
-def test_what_fails_or_is_left_early_leaves_no_automaton_behind(served: dj.LLM, monkeypatch):
-    batch, params = served._batch, dj.SamplingParams(max_tokens=20)
+def test_what_is_left_early_leaves_no_automaton_behind_and_what_is_cut_short_goes_on(
+    served: dj.LLM, monkeypatch
+):
+    params = dj.SamplingParams(max_tokens=20)
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise Broken
 
-    rows = [batch.submit(going_round(10, 20), params, 0, ()) for _ in range(3)]
-    batch.step()
+    rows = [served.submit(going_round(10, 20), params)[0] for _ in range(3)]
+    while not rows[1].generated:
+        served.step()
     assert [row.suffixes is not None for row in rows] == [True, True, False]
-    batch.cancel(rows[0])
+    served.cancel(rows[0])
     with monkeypatch.context() as patch:
-        patch.setattr(served._engine, "round", broken)
+        patch.setattr(served._engine, "start_round", broken)
         with pytest.raises(Broken):
-            batch.step()
+            served.step()
+    assert rows[0].suffixes is None
+    while served.busy:
+        served.step()
+    assert [row.token_ids == going_round(18, 20) for row in rows] == [False, True, True]
     assert [row.suffixes for row in rows] == [None] * 3
     assert served.generate([going_round(10, 20)], params)[0].token_ids == going_round(18, 20)
 

@@ -18,11 +18,16 @@ import dflash_jax as dj
 import tiny
 from dflash_jax.config import DrafterConfig, ResolvedConfig, ServeConfig, TargetConfig
 from dflash_jax.decoding import programs
-from dflash_jax.decoding.round import EngineState, RoundReport
+from dflash_jax.decoding.report import NOT_RUN, RoundReport
+from dflash_jax.decoding.state import EngineState, Opening
 from dflash_jax.planning.resolve import on_platform, resolve
 from dflash_jax.serving import engine as engine_module
-from dflash_jax.serving.batch import Batch, Row
+from dflash_jax.serving.batch import Batch
 from dflash_jax.serving.engine import Engine
+from dflash_jax.serving.opening import Answer, make_opening
+from dflash_jax.serving.output import Output
+from dflash_jax.serving.row import Row
+from dflash_jax.serving.stopping import end_ids
 
 Drafts = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
@@ -150,15 +155,66 @@ def engine(
         return Engine(config, *models)
 
 
-def run(batch: Batch, *requests: tuple[Sequence[int], int]) -> list[Row]:
-    """Serves (prompt, max_tokens) requests to their end, greedily."""
-    rows = [
-        batch.submit(list(prompt), dj.SamplingParams(max_tokens=count), 0, ())
-        for prompt, count in requests
-    ]
+def request(
+    prompt: Sequence[int],
+    params: dj.SamplingParams,
+    *,
+    seed: int | None = None,
+    eos: Sequence[int] = (),
+) -> Row:
+    """A checked request without text, ready for `Batch.submit`."""
+    ends = end_ids(params, eos)
+    return Row(
+        0,
+        prompt=list(prompt),
+        params=params,
+        seed=(params.seed or 0) if seed is None else seed,
+        ends=ends,
+        output=Output(None, params, ends),
+    )
+
+
+def serve(batch: Batch, rows: Sequence[Row]) -> list[Row]:
+    """Runs requests to their end."""
+    for row in rows:
+        batch.submit(row)
     while any(row.finish_reason is None for row in rows):
         batch.step()
-    return rows
+    return list(rows)
+
+
+def run(batch: Batch, *requests: tuple[Sequence[int], int]) -> list[Row]:
+    """Serves (prompt, max_tokens) requests to their end, greedily."""
+    params = (dj.SamplingParams(max_tokens=count) for _, count in requests)
+    return serve(batch, [request(*pair) for pair in zip((p for p, _ in requests), params)])
+
+
+def prefill(
+    engine: Engine,
+    slot: int,
+    ids: Sequence[int],
+    *,
+    params: dj.SamplingParams = dj.SamplingParams(max_tokens=10**6),
+    kv_kept: int = 0,
+    context_kept: int = 0,
+) -> int:
+    """Opens a slot, runs the rest of a prompt into it in the longest chunks; the token after it."""
+    answer = Answer(params, params.seed or 0, (), ids)
+    vocab_size = engine.config.target.vocab_size
+    engine.open(make_opening(slot, answer, vocab_size, kv_kept=kv_kept, context_kept=context_kept))
+    longest, packed = engine.chunk_sizes[-1], None
+    for start in range(kv_kept, len(ids), longest):
+        chunk = ids[start : start + longest]
+        packed = engine.prefill(slot, chunk, last=start + len(chunk) == len(ids))
+    assert packed is not None
+    return int(engine.read_prefill(packed).chosen[0, 0])
+
+
+def play(engine: Engine, active: Sequence[bool], **options: Any) -> RoundReport:
+    """One round, dispatched and read."""
+    plain = options.get("plain", False)
+    packed = engine.start_round(active, general=options.pop("general", False), **options)
+    return engine.read_round(packed, plain=plain)[-1]
 
 
 def snapshot(state: EngineState) -> EngineState:
@@ -171,60 +227,117 @@ class Watched(Engine):
 
     After each call the rows [old length, new length) of the slots that took part may have changed
     and nothing else, to the bit; lengths of all other slots stand still. `after` is called with
-    the state, for further checks.
+    the state, for further checks. Every dispatch is waited for.
     """
 
     def __init__(self, inner: Engine, after: Callable[[EngineState], None] = lambda state: None):
         # A stand-in for the inner engine: nothing of its own is built.
         self.inner, self.config, self.after = inner, inner.config, after
+        self.chunk_sizes, self.row_sizes = inner.chunk_sizes, inner.row_sizes
         self.reports: list[RoundReport] = []
         self.actives: list[list[bool]] = []
+        self.computed: list[int] = []
 
     @property
     def state(self) -> EngineState:  # type: ignore[override]
         return self.inner.state
 
-    def prefill(self, slot: int, ids: Sequence[int], *, temperature: float, seed: int) -> int:
+    def open(self, opening: Opening) -> None:
         old = snapshot(self.inner.state)
-        first = self.inner.prefill(slot, ids, temperature=temperature, seed=seed)
-        live = np.arange(self.config.max_batch_size) == slot
-        self._check(old, live, fresh=True, growth=np.where(live, len(ids), 0))
-        return first
+        self.inner.open(opening)
+        slot = int(opening.slot)
+        lengths, contexts = old.kv.lengths.copy(), None
+        assert int(opening.kv_kept) <= lengths[slot]
+        lengths[slot] = opening.kv_kept
+        if old.context is not None:
+            contexts = old.context.lengths.copy()
+            assert int(opening.context_kept) <= contexts[slot]
+            contexts[slot] = opening.context_kept
+        self._check(old, lengths, contexts)
 
-    def round(self, active: Sequence[bool], **options: Any) -> RoundReport:
+    def copy(self, source: int, target: int, **counts: Any) -> None:
         old = snapshot(self.inner.state)
-        report = self.inner.round(active, **options)
-        self.reports.append(report)
-        self.actives.append(list(active))
-        live = np.array(active, bool)
-        accepted = np.zeros(len(live), np.int64)
-        rows = min(len(live), len(report.num_accepted_drafts))
-        accepted[:rows] = report.num_accepted_drafts[:rows]
-        self._check(old, live, fresh=False, growth=np.where(live, accepted + 1, 0))
-        return report
+        self.inner.copy(source, target, **counts)
+        self._check_copy(old, source, target, counts["kv_count"], counts["context_count"])
 
-    def _check(self, old: EngineState, live: np.ndarray, *, fresh: bool, growth: np.ndarray):
+    def move(self, source: int, target: int) -> None:
+        old = snapshot(self.inner.state)
+        self.inner.move(source, target)
+        context = None if old.context is None else old.context.lengths[source]
+        self._check_copy(old, source, target, old.kv.lengths[source], context)
+
+    def _check_copy(
+        self, old: EngineState, source: int, target: int, kv_count: Any, context_count: Any
+    ) -> None:
         new = snapshot(self.inner.state)
-        limits = [None] + ([int(new.context.limit)] if new.context is not None else [])
-        arenas: list[Any] = [(old.kv, new.kv)]
-        arenas += [(old.context, new.context)] if new.context is not None else []
-        for (before, after), limit in zip(arenas, limits, strict=True):
-            starts = np.where(live & fresh, 0, before.lengths)
-            ends = starts + growth
-            if limit is not None:
-                ends = self._context_ends(starts, ends, limit, fresh)
+        pairs: list[Any] = [(old.kv, new.kv, kv_count)]
+        if old.context is not None and new.context is not None:
+            pairs.append((old.context, new.context, context_count))
+        for before, after, count in pairs:
+            assert after.lengths[target] == count
+            for mine, theirs in zip(
+                jax.tree.leaves(before.layers), jax.tree.leaves(after.layers), strict=True
+            ):
+                assert np.array_equal(theirs[target, :, :count], mine[source, :, :count])
+                others = np.arange(len(mine)) != target
+                assert np.array_equal(theirs[others], mine[others])
+
+    def clean(self, slot: int) -> None:
+        self.inner.clean(slot)
+
+    def reset(self) -> None:
+        self.inner.reset()
+
+    def prefill(self, slot: int, ids: Sequence[int], **options: Any) -> jax.Array:
+        old = snapshot(self.inner.state)
+        packed = self.inner.prefill(slot, ids, **options)
+        self.computed.append(len(ids))
+        live = np.arange(self.config.max_batch_size) == slot
+        self._check_growth(old, np.where(live, len(ids), 0), freezes=False)
+        return packed
+
+    def read_prefill(self, packed: jax.Array) -> RoundReport:
+        return self.inner.read_prefill(packed)
+
+    def start_round(self, active: Sequence[bool], **options: Any) -> jax.Array:
+        old = snapshot(self.inner.state)
+        packed = self.inner.start_round(active, **options)
+        reports = self.inner.read_round(packed, plain=options.get("plain", False))
+        self.reports += reports
+        self.actives.append(list(active))
+        growth = np.zeros(self.config.max_batch_size, np.int64)
+        for report in reports:
+            rows = len(report.num_accepted_drafts)
+            ran = report.num_accepted_drafts != NOT_RUN
+            growth[:rows] += np.where(ran, report.num_accepted_drafts + 1, 0)
+        self._check_growth(old, growth, freezes=True)
+        return packed
+
+    def read_round(self, packed: jax.Array, *, plain: bool = False) -> list[RoundReport]:
+        return self.inner.read_round(packed, plain=plain)
+
+    def _check_growth(self, old: EngineState, growth: np.ndarray, *, freezes: bool) -> None:
+        contexts = None
+        if old.context is not None:
+            starts, limit = old.context.lengths, int(old.context.limit)
+            # A row that cannot draft another block is frozen; a prompt stops at the limit.
+            grows = (starts + self.config.block_width <= limit) | (not freezes)
+            contexts = np.where(grows, np.minimum(starts + growth, limit), starts)
+        self._check(old, old.kv.lengths + growth, contexts)
+
+    def _check(
+        self, old: EngineState, lengths: np.ndarray, contexts: np.ndarray | None
+    ) -> None:
+        new = snapshot(self.inner.state)
+        arenas: list[Any] = [(old.kv, new.kv, lengths)]
+        arenas += [(old.context, new.context, contexts)] if contexts is not None else []
+        for before, after, ends in arenas:
             assert after.lengths.tolist() == ends.tolist()
             places = np.arange(after.layers[0].keys.shape[2])
-            may = live[:, None] & (places >= starts[:, None]) & (places < ends[:, None])
-            for mine, theirs in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-                if theirs.ndim == 4:
-                    same = np.all(mine == theirs, axis=(1, 3))
-                    assert np.all(same | may), "a row was written that nobody committed"
+            may = (places >= before.lengths[:, None]) & (places < ends[:, None])
+            for mine, theirs in zip(
+                jax.tree.leaves(before.layers), jax.tree.leaves(after.layers), strict=True
+            ):
+                same = np.all(mine == theirs, axis=(1, 3))
+                assert np.all(same | may), "a row was written that nobody committed"
         self.after(new)
-
-    def _context_ends(
-        self, starts: np.ndarray, ends: np.ndarray, limit: int, fresh: bool
-    ) -> np.ndarray:
-        """A row that cannot draft another block is frozen; a prompt stops at the limit."""
-        drafts = fresh | (starts + self.config.block_width <= limit)
-        return np.where(drafts, np.minimum(ends, limit), starts)

@@ -16,9 +16,10 @@ from jaxtyping import Array, Bool, Int
 from dflash_jax.arena.rows import (
     ArenaRows,
     KeyValues,
+    clean_rows,
+    copy_rows,
     empty_layers,
     grow,
-    reset_lengths,
     slot_lengths,
     write_rows,
 )
@@ -111,11 +112,28 @@ def can_draft(arena: ContextArena, slots: Int[Array, " b"], block_width: int) ->
     return slot_lengths(arena.lengths, slots) + block_width <= arena.limit
 
 
-def open_context_slots(
-    arena: ContextArena, slots: Int[Array, " b"], fresh: Bool[Array, " b"]
+def open_context_slot(
+    arena: ContextArena, slot: Int[Array, ""], kept: Int[Array, ""]
 ) -> ContextArena:
-    """Sets the length of freshly taken slots to 0; their old rows are masked from then on."""
-    return arena._replace(lengths=reset_lengths(arena.lengths, slots, fresh))
+    """A slot starts over with the first `kept` rows that it holds; the rest is masked."""
+    return arena._replace(lengths=arena.lengths.at[slot].set(kept, mode="drop"))
+
+
+def copy_context_slot(
+    arena: ContextArena, source: Int[Array, ""], target: Int[Array, ""], count: Int[Array, ""]
+) -> ContextArena:
+    """The first `count` rows of one slot also in another, whose length they become.
+
+    A ring is copied whole where the count passes its rows: every position keeps its row.
+    """
+    layers = copy_rows(arena.layers, source, target, count)
+    return arena._replace(layers=layers, lengths=arena.lengths.at[target].set(count))
+
+
+def clean_context_slot(arena: ContextArena, slot: Int[Array, ""]) -> ContextArena:
+    """Zeroes what a slot holds, NaN included."""
+    layers = clean_rows(arena.layers, slot)
+    return arena._replace(layers=layers, lengths=arena.lengths.at[slot].set(0))
 
 
 def _is_ring(arena: ContextArena) -> bool:

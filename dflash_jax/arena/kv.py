@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from dflash_jax.arena.rows import (
     KeyValues,
+    clean_rows,
+    copy_rows,
     empty_layers,
     grow,
-    reset_lengths,
     slot_lengths,
     write_rows,
 )
@@ -57,6 +58,19 @@ def append_kv(
     return KVArena(layers, grow(arena.lengths, slots, counts))
 
 
-def open_kv_slots(arena: KVArena, slots: Int[Array, " b"], fresh: Bool[Array, " b"]) -> KVArena:
-    """Sets the length of freshly taken slots to 0; their old rows are masked from then on."""
-    return arena._replace(lengths=reset_lengths(arena.lengths, slots, fresh))
+def open_kv_slot(arena: KVArena, slot: Int[Array, ""], kept: Int[Array, ""]) -> KVArena:
+    """A slot starts over with the first `kept` positions that it holds; the rest is masked."""
+    return arena._replace(lengths=arena.lengths.at[slot].set(kept, mode="drop"))
+
+
+def copy_kv_slot(
+    arena: KVArena, source: Int[Array, ""], target: Int[Array, ""], count: Int[Array, ""]
+) -> KVArena:
+    """The first `count` positions of one slot also in another, whose length they become."""
+    layers = copy_rows(arena.layers, source, target, count)
+    return KVArena(layers, arena.lengths.at[target].set(count))
+
+
+def clean_kv_slot(arena: KVArena, slot: Int[Array, ""]) -> KVArena:
+    """Zeroes what a slot holds, NaN included."""
+    return KVArena(clean_rows(arena.layers, slot), arena.lengths.at[slot].set(0))

@@ -7,8 +7,13 @@ position s, never -1 (which would address the last row). Nothing here relies on 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+
+# Large enough that the loop's own cost vanishes, small beside a row.
+COPY_PIECE = 256
 
 
 class KeyValues(NamedTuple):
@@ -43,13 +48,6 @@ def live_slots(active: Bool[Array, " b"], num_slots: int) -> Int[Array, " b"]:
 def slot_lengths(lengths: Int[Array, " n"], slots: Int[Array, " b"]) -> Int[Array, " b"]:
     """Lengths of the given slots; 0 for the slot beyond the arena."""
     return lengths.at[slots].get(mode="fill", fill_value=0)
-
-
-def reset_lengths(
-    lengths: Int[Array, " n"], slots: Int[Array, " b"], fresh: Bool[Array, " b"]
-) -> Int[Array, " n"]:
-    """Length 0 for freshly taken slots; their old rows are masked from then on."""
-    return lengths.at[slots].set(jnp.where(fresh, 0, slot_lengths(lengths, slots)), mode="drop")
 
 
 def ring_positions(
@@ -116,6 +114,45 @@ def grow(
 ) -> Int[Array, " n"]:
     """Lengths after an append; the slot beyond the arena is dropped, so idle rows never grow."""
     return lengths.at[slots].add(counts, mode="drop")
+
+
+def copy_rows(
+    layers: Sequence[KeyValues],
+    source: Int[Array, ""],
+    target: Int[Array, ""],
+    count: Int[Array, ""],
+) -> tuple[KeyValues, ...]:
+    """Copies the first `count` positions of one slot over those of another, in place.
+
+    A loop over pieces, so that a short prefix does not cost a whole row. The last piece is moved
+    back where it would pass the end; what it copies again is the same. A count beyond the row (a
+    ring's) is the whole row.
+    """
+    capacity = layers[0].keys.shape[2]
+    piece = min(COPY_PIECE, capacity)
+    pieces = (jnp.minimum(count, capacity) + piece - 1) // piece
+
+    def copy(array: Array) -> Array:
+        _, kv_heads, _, d = array.shape
+        zero = jnp.int32(0)
+
+        def step(index: Array, array: Array) -> Array:
+            first = jnp.minimum(index * piece, capacity - piece)
+            rows = jax.lax.dynamic_slice(
+                array, (source, zero, first, zero), (1, kv_heads, piece, d)
+            )
+            return jax.lax.dynamic_update_slice(array, rows, (target, zero, first, zero))
+
+        return jax.lax.fori_loop(0, pieces, step, array)
+
+    return tuple(KeyValues(copy(layer.keys), copy(layer.values)) for layer in layers)
+
+
+def clean_rows(layers: Sequence[KeyValues], slot: Int[Array, ""]) -> tuple[KeyValues, ...]:
+    """Zeroes one slot: masking is not enough after a NaN, since 0 x NaN is NaN."""
+    return tuple(
+        KeyValues(layer.keys.at[slot].set(0.0), layer.values.at[slot].set(0.0)) for layer in layers
+    )
 
 
 def empty_layers(

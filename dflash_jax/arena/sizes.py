@@ -9,6 +9,12 @@ from collections.abc import Sequence
 from dflash_jax.config import DrafterConfig, ResolvedConfig
 from dflash_jax.errors import ConfigError
 
+MAX_BIAS = 300
+"""Ids with a bias of their own in one request: the most that the OpenAI API takes."""
+
+MAX_ENDS = 32
+"""Ids that end one answer: a model names a handful, the rest are a request's `stop_token_ids`."""
+
 
 def kv_capacity(max_seq_len: int, verify_width: int) -> int:
     """Positions of one `KVArena` row: the served length and one round that starts inside it."""
@@ -120,10 +126,22 @@ def context_arena_bytes(
     )
 
 
-def token_state_bytes(max_batch_size: int, *, context: bool) -> int:
-    """Bytes of what a slot has besides its arenas' rows: five or four numbers of 4 bytes.
+def options_bytes(n: int) -> int:
+    """Bytes of `SlotOptions` for n slots: nine numbers, the two lists and a flag."""
+    return n * (9 * 4 + MAX_BIAS * (4 + 4) + MAX_ENDS * 4 + 1)
 
-    Anchor, temperature, seed and length in the KV arena; with a context arena its length too, and
-    the drafter's limit once for all.
+
+def counts_bytes(n: int, v: int) -> int:
+    """Bytes of `TokenCounts` for n slots: a flag and a number for every id of the vocabulary."""
+    return n * v * (1 + 4)
+
+
+def token_state_bytes(max_batch_size: int, vocab_size: int, *, context: bool) -> int:
+    """Bytes of what a slot has besides its arenas' rows: `TokenState`, and the arenas' lengths.
+
+    Anchor, what remains, length in the KV arena and whether it drafts; options and counts. With a
+    context arena its length too, and the drafter's limit once for all.
     """
-    return 4 * (5 * max_batch_size + 1 if context else 4 * max_batch_size)
+    slots = 13 * max_batch_size + options_bytes(max_batch_size)
+    lengths = 4 * (max_batch_size + 1) if context else 0
+    return slots + lengths + counts_bytes(max_batch_size, vocab_size)

@@ -49,7 +49,11 @@ class ServeConfig:
         None,
         "Drafting method. Not set: dflash with a drafter, else none. suffix needs no drafter.",
     )
-    adaptive: bool = _option(False, "Narrow or stop drafting by load.")
+    adaptive: bool = _option(
+        False,
+        "Stop drafting while rounds without drafts measure faster at the number of rows that "
+        "decode, and take it up again; said in the log and in the stats.",
+    )
     kv_layout: Literal["contiguous", "paged"] = _option(
         "contiguous", "One arena row a request, or pages of a pool."
     )
@@ -94,8 +98,14 @@ class ServeConfig:
     allow_unqualified: bool = _option(
         False, "Admit a combination that is not qualified, with a warning."
     )
-    prefix_reuse: bool = _option(True, "Take over the prefix that a slot still holds.")
-    rounds_per_step: int = _option(1, "Rounds of one dispatch.")
+    prefix_reuse: bool = _option(
+        True, "Take over the longest prefix that a slot still holds, the drafter's context with it."
+    )
+    rounds_per_step: int = _option(
+        1,
+        "Rounds of one dispatch: fewer trips to the host, and requests are admitted and tokens "
+        "handed out less often.",
+    )
     dtype: str = _option(
         "auto", "Of weights and arenas. auto: float32 on a CPU, bfloat16 elsewhere."
     )
@@ -115,6 +125,7 @@ class ResolvedConfig:
     that the drafter evaluates (0 without one). `read_piece` is how many positions of an arena row
     attention reads at a time: a loop over what is filled (CPU), or the whole row at once (None).
     `unqualified` says why the combination is not qualified where it was admitted all the same.
+    `adaptive`, `prefix_reuse` and `rounds_per_step` are as the user asked.
     """
 
     target: TargetConfig
@@ -130,6 +141,9 @@ class ResolvedConfig:
     context_store: Literal["arena", "pool"]
     page_size: int
     unqualified: str | None
+    adaptive: bool
+    prefix_reuse: bool
+    rounds_per_step: int
     attention: str
     draft_attention: str
     read_piece: int | None

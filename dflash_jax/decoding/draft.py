@@ -7,14 +7,13 @@ round committed. Another method is another class with the same members (`given.p
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from dflash_jax.arena.context import (
     ContextArena,
     append_context,
     can_draft,
     context_rows,
-    open_context_slots,
 )
 from dflash_jax.arena.rows import slot_lengths
 from dflash_jax.decoding.sampling import greedy_tokens
@@ -63,8 +62,8 @@ class Drafter(Protocol):
         """Takes in the features of the first `counts` tokens of a pass."""
         ...
 
-    def open_slots(self, arena: Any, slots: Int[Array, " b"], fresh: Array) -> Any:
-        """Forgets what freshly taken slots held."""
+    def follows(self, arena: Any, slots: Int[Array, " b"]) -> Bool[Array, " b"]:
+        """Whether a row's rounds are still to be absorbed; once False it stays False."""
         ...
 
 
@@ -93,7 +92,7 @@ class BlockDrafter:
         # Slot 0 is the anchor and predicts nothing, unless the drafter was trained to.
         drafted = hidden[:, width - self.draft_len :]
         tokens = greedy_tokens(unembed(drafted, self.target.head, self.target.config.vocab_size))
-        alive = (slots < arena.lengths.shape[0]) & can_draft(arena, slots, width)
+        alive = (slots < arena.lengths.shape[0]) & self.follows(arena, slots)
         return Proposal(tokens, jnp.where(alive, self.draft_len, 0).astype(jnp.int32), None)
 
     def absorb(
@@ -111,7 +110,6 @@ class BlockDrafter:
             counts,
         )
 
-    def open_slots(
-        self, arena: ContextArena, slots: Int[Array, " b"], fresh: Array
-    ) -> ContextArena:
-        return open_context_slots(arena, slots, fresh)
+    def follows(self, arena: ContextArena, slots: Int[Array, " b"]) -> Bool[Array, " b"]:
+        # A row that stopped drafting keeps its context frozen.
+        return can_draft(arena, slots, self.block_width)

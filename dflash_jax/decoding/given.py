@@ -43,5 +43,5 @@ class GivenDrafter:
     def absorb(self, arena: Any, slots: Any, features: Any, counts: Any) -> Any:
         return arena
 
-    def open_slots(self, arena: Any, slots: Any, fresh: Any) -> Any:
-        return arena
+    def follows(self, arena: Any, slots: Any) -> Bool[Array, " b"]:
+        return self.active

@@ -13,12 +13,20 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dflash_jax.arena.context import init_context_arena
-from dflash_jax.arena.kv import init_kv_arena
 from dflash_jax.config import ResolvedConfig
 from dflash_jax.decoding.draft import BlockDrafter, Drafter
 from dflash_jax.decoding.given import GivenDrafter
-from dflash_jax.decoding.round import EngineState, Prompt, TokenState, decode_round, prefill_chunk
+from dflash_jax.decoding.options import init_counts, init_options
+from dflash_jax.decoding.round import Prompt, decode_rounds, prefill_chunk
+from dflash_jax.decoding.state import (
+    EngineState,
+    Opening,
+    Transfer,
+    clean_slot,
+    copy_slot,
+    init_state,
+    open_slot,
+)
 from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.planning.buckets import chunk_buckets, row_buckets
 from dflash_jax.weights.names import MESH_AXES
@@ -42,8 +50,9 @@ class Program(NamedTuple):
     """One program, ready to lower.
 
     Attributes:
-        arguments: abstract target leaves, drafter leaves, state, and what varies from call to call.
-        out_shardings: of the state and of the report; None without a mesh.
+        arguments: abstract leaves of target and drafter (where a pass is in it), state, and what
+            varies from call to call.
+        out_shardings: of the state and, after a pass, of the report; None without a mesh.
     """
 
     name: str
@@ -65,53 +74,61 @@ def split_model(module: Target | DFlashDrafter | None) -> Model:
     return Model(tuple(leaves), rebuild)
 
 
-def init_state(config: ResolvedConfig) -> EngineState:
-    """Arenas and token state of an engine, zero-filled, all lengths 0."""
-    slots = config.max_batch_size
-    dtype = jnp.dtype(config.dtype)
-    return EngineState(
-        kv=init_kv_arena(config, dtype),
-        context=init_context_arena(config, dtype) if config.speculation == "dflash" else None,
-        tokens=TokenState(
-            anchors=jnp.zeros((slots,), jnp.int32),
-            temperatures=jnp.zeros((slots,), jnp.float32),
-            seeds=jnp.zeros((slots,), jnp.uint32),
-        ),
-    )
-
-
 def list_programs(config: ResolvedConfig, target: Model, drafter: Model) -> Iterator[Program]:
-    """All programs of a configuration: `prefill-T`, `round-B-greedy|sampled`, `given-B-…`.
+    """All programs of a configuration.
 
-    A `given` round verifies drafts of the host; where the host drafts, `round` is plain decoding.
+    `open`, `copy` and `clean` change a slot; `prefill-T` runs a chunk of up to T tokens;
+    `round-B-greedy` and `round-B-general` run the leading B slots with the configured drafting, and
+    `plain-B`, where there is drafting, without: a round of rows that may or need not draft.
     """
     state = jax.eval_shape(lambda: init_state(config))
-    out = None
+    shardings = None if config.mesh is None else state_shardings(config)
+    out = shardings
     if config.mesh is not None:
-        out = (state_shardings(config), NamedSharding(config.mesh, PartitionSpec()))
-        state = jax.tree.map(_with_sharding, state, out[0])
+        state = jax.tree.map(_with_sharding, state, shardings)
+        out = (shardings, NamedSharding(config.mesh, PartitionSpec()))
+    for name, function, argument in _slot_programs(config):
+        yield Program(name, function, (state, argument), shardings)
     leaves = (_shapes(target.leaves), _shapes(drafter.leaves), state)
     for size in chunk_buckets(config.max_seq_len, config.max_num_tokens):
-        yield Program(
-            f"prefill-{size}",
-            _prefill_function(config, target, drafter),
-            (*leaves, _prompt_shapes(size)),
-            out,
-        )
+        function = _prefill_function(config, target, drafter)
+        yield Program(f"prefill-{size}", function, (*leaves, _prompt_shapes(size)), out)
     for rows in row_buckets(config.max_batch_size):
-        active = jax.ShapeDtypeStruct((rows,), jnp.bool_)
+        arguments = (*leaves, jax.ShapeDtypeStruct((rows,), jnp.bool_))
         given = jax.ShapeDtypeStruct((rows, config.verify_width), jnp.int32)
-        for sampled in (False, True):
-            name = f"{rows}-{'sampled' if sampled else 'greedy'}"
-            function = _round_function(config, target, drafter, sampled)
-            yield Program(f"round-{name}", function, (*leaves, active), out)
-            if config.speculation == "suffix":
-                yield Program(f"given-{name}", function, (*leaves, active, given), out)
+        wide = (*arguments, given) if config.speculation == "suffix" else arguments
+        for general in (False, True):
+            name = f"round-{rows}-{'general' if general else 'greedy'}"
+            function = _round_function(config, target, drafter, general=general)
+            yield Program(name, function, wide, out)
+        if config.speculation != "none":
+            function = _round_function(config, target, drafter, general=True, plain=True)
+            yield Program(f"plain-{rows}", function, arguments, out)
+
+
+def _slot_programs(config: ResolvedConfig) -> list[tuple[str, Callable[..., Any], Any]]:
+    """Name, function and abstract argument of the programs without a model."""
+    vocab_size = config.target.vocab_size
+    count, flag = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)
+    options, counts = jax.eval_shape(lambda: (init_options(1), init_counts(1, vocab_size)))
+    opening = Opening(count, count, count, count, flag, options, counts)
+    transfer = Transfer(count, count, count, count, flag)
+    return [
+        ("open", open_slot, opening),
+        ("copy", copy_slot, transfer),
+        ("clean", clean_slot, count),
+    ]
 
 
 def compile_program(program: Program) -> jax.stages.Compiled:
-    """Compiles ahead of time with the state donated, so that arenas are updated in place."""
-    jitted = jax.jit(program.function, donate_argnums=(2,), out_shardings=program.out_shardings)
+    """Compiles ahead of time with the state donated, so that arenas are updated in place.
+
+    The state is the last argument but those that vary from call to call: found by its type.
+    """
+    state = next(i for i, a in enumerate(program.arguments) if isinstance(a, EngineState))
+    jitted = jax.jit(
+        program.function, donate_argnums=(state,), out_shardings=program.out_shardings
+    )
     return jitted.lower(*program.arguments).compile()
 
 
@@ -143,9 +160,8 @@ def _prompt_shapes(size: int) -> Prompt:
             slots=jnp.zeros((1,), jnp.int32),
             ids=jnp.zeros((1, size), jnp.int32),
             counts=jnp.zeros((1,), jnp.int32),
-            fresh=jnp.zeros((1,), jnp.bool_),
-            temperatures=jnp.zeros((1,), jnp.float32),
-            seeds=jnp.zeros((1,), jnp.uint32),
+            last=jnp.zeros((1,), jnp.bool_),
+            anchors=jnp.zeros((1,), jnp.int32),
         )
     )
 
@@ -169,7 +185,7 @@ def _prefill_function(config: ResolvedConfig, target: Model, drafter: Model) -> 
 
 
 def _round_function(
-    config: ResolvedConfig, target: Model, drafter: Model, sampled: bool
+    config: ResolvedConfig, target: Model, drafter: Model, *, general: bool, plain: bool = False
 ) -> Callable[..., Any]:
     def round_(target_leaves, drafter_leaves, state, active, given=None):
         model = target.rebuild(target_leaves)
@@ -177,6 +193,15 @@ def _round_function(
             method = _method(config, model, drafter.rebuild(drafter_leaves))
         else:
             method = GivenDrafter(given, active)
-        return decode_round(model, method, state, active, sampled=sampled, piece=config.read_piece)
+        return decode_rounds(
+            model,
+            method,
+            state,
+            active,
+            rounds=config.rounds_per_step,
+            general=general,
+            piece=config.read_piece,
+            plain=plain,
+        )
 
     return round_

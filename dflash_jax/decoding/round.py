@@ -1,88 +1,49 @@
 """One prefill chunk and one decoding round, as pure functions on arenas and token state.
 
 A round drafts, verifies, accepts and commits for the leading rows of the arenas; plain decoding is
-the same round with no drafter and one token a row. `programs.py` compiles these functions, the
-engine calls what was compiled.
+the same round with one token a row. `programs.py` compiles these functions, the engine calls what
+was compiled; `state.py` is what they work on and `report.py` what they tell the host.
 """
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int
 
-from dflash_jax.arena.context import ContextArena
-from dflash_jax.arena.kv import KVArena, append_kv, open_kv_slots
+from dflash_jax.arena.kv import append_kv
 from dflash_jax.arena.rows import ArenaRows, live_slots, slot_lengths
 from dflash_jax.decoding.draft import Drafter, Proposal
-from dflash_jax.decoding.sampling import greedy_tokens, sampled_tokens
+from dflash_jax.decoding.options import (
+    SlotOptions,
+    TokenCounts,
+    count_outputs,
+    init_options,
+)
+from dflash_jax.decoding.report import NOT_RUN, Logprobs, pack
+from dflash_jax.decoding.sampling import choose_tokens, chosen_logprobs, healthy_tokens
+from dflash_jax.decoding.state import EngineState, TokenState
 from dflash_jax.decoding.verify import num_accepted_drafts
 from dflash_jax.models.target import Target
 
 
-class TokenState(NamedTuple):
-    """What a slot needs to go on, besides its arenas.
-
-    Attributes:
-        anchors: last committed token, without K/V or feature yet, int32 [n].
-        temperatures: 0 is greedy, float32 [n].
-        seeds: noise of sampled rows, uint32 [n].
-    """
-
-    anchors: Int[Array, " n"]
-    temperatures: Float[Array, " n"]
-    seeds: UInt32[Array, " n"]
-
-
-class EngineState(NamedTuple):
-    """All that compiled programs donate and hand back; `context` is None where none is kept."""
-
-    kv: KVArena
-    context: ContextArena | None
-    tokens: TokenState
-
-
-class RoundReport(NamedTuple):
-    """What the host reads after a round, from one packed array.
-
-    Attributes:
-        num_drafts: proposals of each row [b], 0 … K.
-        num_accepted_drafts: of which the target agreed [b]; the row commits one token more.
-        drafts: proposed ids [b, K].
-        chosen: the target's ids [b, K + 1]; the first num_accepted_drafts + 1 are committed.
-    """
-
-    num_drafts: np.ndarray
-    num_accepted_drafts: np.ndarray
-    drafts: np.ndarray
-    chosen: np.ndarray
-
-    @classmethod
-    def unpack(cls, packed: np.ndarray) -> "RoundReport":
-        """Splits [b, 2K + 3] as `decode_round` packs it."""
-        draft_len = (packed.shape[1] - 3) // 2
-        return cls(
-            packed[:, 0], packed[:, 1], packed[:, 2 : 2 + draft_len], packed[:, 2 + draft_len :]
-        )
-
-
 class Prompt(NamedTuple):
-    """One chunk of prompts for a prefill program, one row a slot.
+    """One chunk of prompts for a prefill program, one row a slot; it follows what the slot holds.
 
     Attributes:
         slots: where each row goes, int32 [b].
         ids: tokens of the chunk, padded at the end, int32 [b, t].
         counts: how many of them are real, int32 [b].
-        fresh: whether the slot starts over with this chunk, bool [b].
-        temperatures, seeds: as in `TokenState`, [b].
+        last: whether the prompt ends with this chunk, bool [b].
+        anchors: the token after the prompt where it is known (a request that is prefilled again),
+            int32 [b]; -1 = choose it.
     """
 
     slots: Int[Array, " b"]
     ids: Int[Array, "b t"]
     counts: Int[Array, " b"]
-    fresh: Bool[Array, " b"]
-    temperatures: Float[Array, " b"]
-    seeds: UInt32[Array, " b"]
+    last: Bool[Array, " b"]
+    anchors: Int[Array, " b"]
 
 
 def prefill_chunk(
@@ -92,34 +53,36 @@ def prefill_chunk(
     prompt: Prompt,
     *,
     piece: int | None,
-) -> tuple[EngineState, Int[Array, " b"]]:
+) -> tuple[EngineState, Int[Array, "b r"]]:
     """Runs one chunk, writes its K/V and context, and chooses the token after it.
 
     The chosen token becomes the anchor; it counts only after a prompt's last chunk. Rows must be
     consecutive slots (one row is what programs are compiled for). `piece` as in `ArenaRows`.
     """
-    kv = open_kv_slots(state.kv, prompt.slots, prompt.fresh)
-    starts = slot_lengths(kv.lengths, prompt.slots)
+    slots, counts = prompt.slots, prompt.counts
+    starts = slot_lengths(state.kv.lengths, slots)
     layer_ids = drafter.layer_ids if drafter is not None else ()
-    cache = ArenaRows(kv.layers, prompt.slots[0], piece)
+    cache = ArenaRows(state.kv.layers, slots[0], piece)
     hidden, features, new = target.run(prompt.ids, starts, cache, layer_ids)
-    last = jnp.take_along_axis(hidden, (prompt.counts - 1)[:, None, None], axis=1)
-    positions = (starts + prompt.counts)[:, None]
-    chosen = sampled_tokens(target.logits(last), positions, prompt.temperatures, prompt.seeds)[:, 0]
-    counts = _after_pass(prompt.counts, chosen)
-    kv = append_kv(kv, prompt.slots, new, counts)
+    logits = target.logits(jnp.take_along_axis(hidden, (counts - 1)[:, None, None], axis=1))
+    options, history = jax.tree.map(
+        lambda array: array[slots], (state.tokens.options, state.tokens.counts)
+    )
+    none = jnp.zeros((slots.shape[0], 0), jnp.int32)
+    chosen = choose_tokens(logits, (starts + counts)[:, None], none, options, history)
+    kept = _after_pass(counts, chosen[:, 0])
+    kv = append_kv(state.kv, slots, new, kept)
     context = state.context
     if drafter is not None:
-        context = drafter.open_slots(context, prompt.slots, prompt.fresh)
-        context = drafter.absorb(context, prompt.slots, features, counts)
-    tokens = TokenState(
-        anchors=state.tokens.anchors.at[prompt.slots].set(chosen, mode="drop"),
-        temperatures=state.tokens.temperatures.at[prompt.slots].set(
-            prompt.temperatures, mode="drop"
-        ),
-        seeds=state.tokens.seeds.at[prompt.slots].set(prompt.seeds, mode="drop"),
-    )
-    return EngineState(kv, context, tokens), chosen
+        context = drafter.absorb(context, slots, features, kept)
+    known = prompt.anchors[:, None] >= 0
+    anchor = jnp.where(known, prompt.anchors[:, None], chosen)
+    committed = jnp.where(prompt.last & ~known[:, 0] & (chosen[:, 0] >= 0), 1, 0)
+    tokens = _commit(state.tokens, slots, anchor, committed, general=True)
+    tokens = tokens._replace(anchors=tokens.anchors.at[slots].set(anchor[:, 0], mode="drop"))
+    zeros = jnp.zeros_like(counts)
+    report = pack(zeros, zeros, none, chosen, _logprobs(logits, chosen, options))
+    return EngineState(kv, context, tokens), report
 
 
 def decode_round(
@@ -128,53 +91,100 @@ def decode_round(
     state: EngineState,
     active: Bool[Array, " b"],
     *,
-    sampled: bool,
+    general: bool,
     piece: int | None,
+    plain: bool = False,
 ) -> tuple[EngineState, Int[Array, "b r"]]:
     """Draft, verify, accept and commit for slots 0 … b - 1; dead rows change nothing.
 
     Args:
-        active: which rows take part, bool [b].
-        sampled: whether rows may have a temperature; False compiles the greedy variant.
+        active: which rows take part, bool [b]; those whose answer has ended do not.
+        general: whether rows may ask for more than the best token; False compiles the greedy
+            variant, which neither counts tokens nor reports log-probabilities.
         piece: as in `ArenaRows`.
+        plain: one token a row; the drafter takes it in but proposes nothing.
 
     Returns:
-        The new state and a packed report [b, 2K + 3], see `RoundReport`.
+        The new state and a packed report, see `RoundReport`.
     """
     rows = active.shape[0]
-    kv, context = state.kv, state.context
-    slots = live_slots(active, kv.lengths.shape[0])
-    anchors = state.tokens.anchors[:rows]
-    if drafter is None:
-        proposal = no_proposal(rows)
-    else:
+    kv, context, tokens = state
+    alive = active & (tokens.remaining[:rows] > 0)
+    slots = live_slots(alive, kv.lengths.shape[0])
+    anchors = tokens.anchors[:rows]
+    proposal = no_proposal(rows)
+    if drafter is not None and not plain:
         proposal = drafter.propose(context, slots, anchors)
+    num_drafts = jnp.where(tokens.drafting[:rows], proposal.count, 0)
     ids = jnp.concatenate([anchors[:, None], proposal.tokens], axis=1)
     lengths = slot_lengths(kv.lengths, slots)
     layer_ids = drafter.layer_ids if drafter is not None else ()
     cache = ArenaRows(kv.layers, None, piece)
     hidden, features, new = target.run(ids, lengths, cache, layer_ids)
-    chosen = _choose(target.logits(hidden), lengths, state.tokens, sampled)
-    accepted = num_accepted_drafts(proposal.tokens, proposal.count, chosen)
-    committed = _after_pass(jnp.where(active, accepted + 1, 0), chosen[:, 0])
+    logits = target.logits(hidden)
+    if general:
+        options, history = _asked(tokens, alive)
+        # The choice after the anchor at position `length` is the token at position length + 1.
+        offsets = jnp.arange(1, ids.shape[1] + 1, dtype=jnp.int32)[None, :]
+        positions = lengths[:, None] + offsets
+        chosen = choose_tokens(logits, positions, proposal.tokens, options, history)
+    else:
+        options, chosen = None, healthy_tokens(logits)
+    accepted = num_accepted_drafts(proposal.tokens, num_drafts, chosen)
+    committed = _after_pass(jnp.where(alive, accepted + 1, 0), _lowest(chosen, accepted))
     kv = append_kv(kv, slots, new, committed)
     if drafter is not None:
-        # A row that stopped drafting keeps its context frozen.
-        kept = jnp.where(proposal.count > 0, committed, 0)
+        kept = jnp.where(drafter.follows(context, slots), committed, 0)
         context = drafter.absorb(context, slots, features, kept)
-    anchor = jnp.take_along_axis(chosen, accepted[:, None], axis=1)[:, 0]
-    tokens = state.tokens._replace(anchors=state.tokens.anchors.at[slots].set(anchor, mode="drop"))
-    report = [proposal.count[:, None], accepted[:, None], proposal.tokens, chosen]
-    return EngineState(kv, context, tokens), jnp.concatenate(report, axis=1)
+    tokens = _commit(tokens, slots, chosen, committed, general=general)
+    ran = jnp.where(alive, accepted, NOT_RUN)
+    logprobs = None if options is None else _logprobs(logits, chosen, options)
+    return EngineState(kv, context, tokens), pack(
+        num_drafts, ran, proposal.tokens, chosen, logprobs
+    )
 
 
-def _after_pass(counts: Int[Array, " b"], chosen: Int[Array, " b"]) -> Int[Array, " b"]:
-    """Makes a write depend on the pass that read the arena; chosen ids are never negative.
+def decode_rounds(
+    target: Target,
+    drafter: Drafter | None,
+    state: EngineState,
+    active: Bool[Array, " b"],
+    *,
+    rounds: int,
+    general: bool,
+    piece: int | None,
+    plain: bool = False,
+) -> tuple[EngineState, Int[Array, "c b r"]]:
+    """Up to `rounds` rounds in one dispatch, fewer when every active row has ended.
 
-    Where a count does not follow from the pass (prefill, plain decoding), the compiler may order
-    the write first and then copies the whole arena to keep what is still to be read.
+    Returns:
+        The new state and the packed reports of the rounds; `NOT_RUN` in all rows of one that did
+        not take place.
     """
-    return jnp.where(chosen >= 0, counts, 0)
+    rows = active.shape[0]
+
+    def one(state: EngineState) -> tuple[EngineState, Int[Array, "b r"]]:
+        return decode_round(
+            target, drafter, state, active, general=general, piece=piece, plain=plain
+        )
+
+    if rounds == 1:
+        state, packed = one(state)
+        return state, packed[None]
+    shape = (rounds, *jax.eval_shape(one, state)[1].shape)
+
+    def goes_on(carry: tuple[Array, EngineState, Array]) -> Bool[Array, ""]:
+        done, state, _ = carry
+        return (done < rounds) & jnp.any(active & (state.tokens.remaining[:rows] > 0))
+
+    def step(carry: tuple[Array, EngineState, Array]) -> tuple[Array, EngineState, Array]:
+        done, state, reports = carry
+        state, packed = one(state)
+        return done + 1, state, reports.at[done].set(packed)
+
+    carry = (jnp.int32(0), state, jnp.full(shape, NOT_RUN, jnp.int32))
+    _, state, reports = jax.lax.while_loop(goes_on, step, carry)
+    return state, reports
 
 
 def no_proposal(rows: int) -> Proposal:
@@ -182,15 +192,75 @@ def no_proposal(rows: int) -> Proposal:
     return Proposal(jnp.zeros((rows, 0), jnp.int32), jnp.zeros((rows,), jnp.int32), None)
 
 
-def _choose(
-    logits: Float[Array, "b t v"],
-    lengths: Int[Array, " b"],
+def _asked(tokens: TokenState, alive: Bool[Array, " b"]) -> tuple[SlotOptions, TokenCounts]:
+    """Options and counts of the leading rows; a row without a request asks for nothing."""
+    rows = alive.shape[0]
+
+    def asked(array: Array, nothing: Array) -> Array:
+        mask = alive.reshape(rows, *[1] * (array.ndim - 1))
+        return jnp.where(mask, array[:rows], nothing)
+
+    options = jax.tree.map(asked, tokens.options, init_options(rows))
+    return options, jax.tree.map(lambda array: array[:rows], tokens.counts)
+
+
+def _after_pass(counts: Int[Array, " b"], chosen: Int[Array, " b"]) -> Int[Array, " b"]:
+    """0 where the choice went wrong (NaN); and makes a write depend on the pass that read the rows.
+
+    Where a count does not follow from the pass (prefill, plain decoding), the compiler may order
+    the write first and then copies the whole arena to keep what is still to be read.
+    """
+    return jnp.where(chosen >= 0, counts, 0)
+
+
+def _lowest(chosen: Int[Array, "b t"], accepted: Int[Array, " b"]) -> Int[Array, " b"]:
+    """The lowest id among those to be committed: -1 if one of them is no id."""
+    places = jnp.arange(chosen.shape[1], dtype=jnp.int32)[None, :]
+    return jnp.min(jnp.where(places <= accepted[:, None], chosen, 0), axis=1)
+
+
+def _commit(
     tokens: TokenState,
-    sampled: bool,
-) -> Int[Array, "b t"]:
-    if not sampled:
-        return greedy_tokens(logits)
-    rows, width, _ = logits.shape
-    # The choice after the anchor at position `length` is the token at position length + 1.
-    positions = lengths[:, None] + 1 + jnp.arange(width, dtype=jnp.int32)[None, :]
-    return sampled_tokens(logits, positions, tokens.temperatures[:rows], tokens.seeds[:rows])
+    slots: Int[Array, " b"],
+    chosen: Int[Array, "b t"],
+    committed: Int[Array, " b"],
+    *,
+    general: bool,
+) -> TokenState:
+    """Anchor, what is left of the answer, and counts, after `committed` of the chosen ids.
+
+    An end id among them ends the answer here too, so that a round which is already dispatched
+    leaves the row alone; what the user gets is cut on the host.
+    """
+    last = jnp.maximum(committed - 1, 0)[:, None]
+    anchor = jnp.take_along_axis(chosen, last, axis=1)[:, 0]
+    taken = jnp.arange(chosen.shape[1], dtype=jnp.int32)[None, :] < committed[:, None]
+    ends = tokens.options.ban_ids.at[slots].get(mode="clip")
+    ended = jnp.any((chosen[:, :, None] == ends[:, None, :]) & taken[:, :, None], axis=(1, 2))
+    left = jnp.maximum(slot_lengths(tokens.remaining, slots) - committed, 0)
+    wrote = committed > 0
+    live = jnp.where(wrote, slots, tokens.anchors.shape[0])
+    counts = tokens.counts
+    if general:
+        counts = count_outputs(counts, slots, chosen, committed)
+    return tokens._replace(
+        anchors=tokens.anchors.at[live].set(anchor, mode="drop"),
+        remaining=tokens.remaining.at[live].set(jnp.where(ended, 0, left), mode="drop"),
+        counts=counts,
+    )
+
+
+def _logprobs(
+    logits: Float[Array, "b t v"], chosen: Int[Array, "b t"], options: SlotOptions
+) -> Logprobs:
+    """Those of the chosen ids where a row asks for them, else zeros that nobody reads."""
+
+    def report() -> Logprobs:
+        return Logprobs(*chosen_logprobs(logits, chosen))
+
+    empty = jax.eval_shape(report)
+    return jax.lax.cond(
+        jnp.any(options.logprobs),
+        report,
+        lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), empty),
+    )

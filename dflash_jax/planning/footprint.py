@@ -90,7 +90,11 @@ def footprint(config: ResolvedConfig, weights: Weights, *, shards: int = 1) -> F
         context_arena=_context_arena(config, shards),
         features=features_bytes(widest_pass(config), taps, config.target.hidden_size, size),
         logits=logits_bytes(logits_rows(config), config.target.vocab_size),
-        token_state=token_state_bytes(config.max_batch_size, context=config.drafter is not None),
+        token_state=token_state_bytes(
+            config.max_batch_size,
+            config.target.vocab_size,
+            context=config.drafter is not None,
+        ),
     )
 
 
@@ -137,7 +141,8 @@ def formulas(config: ResolvedConfig, weights: Weights, *, shards: int = 1) -> di
         "features": f"{widest_pass(config):,} tokens x {taps} taps x {target.hidden_size} x "
         f"{size} B",
         "logits": f"{logits_rows(config):,} rows x {target.vocab_size:,} x 4 B",
-        "token_state": f"{config.max_batch_size} rows",
+        "token_state": f"{config.max_batch_size} rows, options and counts of "
+        f"{target.vocab_size:,} ids",
     }
     if drafter is not None:
         text["drafter_weights"] = f"{weights.drafter // size:,} parameters x {size} B"

@@ -101,6 +101,9 @@ def resolve(
         context_store=config.context_store,
         page_size=config.page_size,
         unqualified=unqualified,
+        adaptive=config.adaptive,
+        prefix_reuse=config.prefix_reuse,
+        rounds_per_step=config.rounds_per_step,
         attention="xla" if config.attention == "auto" else config.attention,
         draft_attention="xla" if config.draft_attention == "auto" else config.draft_attention,
         read_piece=None,
@@ -120,7 +123,8 @@ def _malformed(config: ServeConfig) -> list[str]:
 
 
 def _unavailable(config: ServeConfig, engine: bool) -> list[str]:
-    return rules.pool_options(config) + (rules.not_built(config) if engine else [])
+    findings = rules.pool_options(config) + rules.host_drafts_a_round(config)
+    return findings + (rules.not_built(config) if engine else [])
 
 
 def _speculation(config: ServeConfig, drafter: DrafterConfig | None, findings: list[str]):

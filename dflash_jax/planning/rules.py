@@ -112,6 +112,16 @@ def pool_options(config: ServeConfig) -> list[str]:
     ]
 
 
+def host_drafts_a_round(config: ServeConfig) -> list[str]:
+    """Several rounds a dispatch leave no room for drafts that the host makes between rounds."""
+    if config.speculation != "suffix" or config.rounds_per_step == 1:
+        return []
+    return [
+        f"rounds_per_step={config.rounds_per_step} with speculation='suffix': the host drafts "
+        "between rounds; set rounds_per_step=1"
+    ]
+
+
 def bad_choices(config: ServeConfig) -> list[str]:
     """Values outside an option's list, and a share outside (0, 1)."""
     found = [
@@ -161,12 +171,9 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 }
 # Options whose other values later builds will have; refused by the engine, never ignored.
 _BUILT: dict[str, tuple[object, ...]] = {
-    "adaptive": (False,),
     "kv_layout": ("contiguous",),
     "attention": ("auto", "xla"),
     "draft_attention": ("auto", "xla"),
-    "allow_token_limited": (False,),
-    "rounds_per_step": (1,),
 }
 
 

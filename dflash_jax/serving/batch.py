@@ -1,18 +1,29 @@
-"""Who decodes where: requests wait, take the lowest free slot, advance round by round, and leave.
+"""Requests through one engine, step by step: admit, prefill, decode, deliver, and start again.
 
-Host state only; the device work is `engine.py`'s. A row's answer depends on nothing but its own
-prompt, parameters and seed.
+Binds the plain-Python deciders (`scheduler.py`: who computes what; `slots.py`: where) to the
+device's programs (`engine.py`). A row's answer depends on nothing but its own prompt, parameters
+and seed: not on who is beside it, when it came, or whether it had to start again.
 """
 
-import collections
-import dataclasses
 import logging
-from collections.abc import Collection
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
+import jax
+
+from dflash_jax.arena.context import ContextRing
+from dflash_jax.decoding.report import NOT_RUN, RoundReport
 from dflash_jax.decoding.suffix import SuffixAutomaton
+from dflash_jax.errors import EngineError
+from dflash_jax.serving.adaptive import AdaptiveDrafting
+from dflash_jax.serving.counters import Counters, Load
 from dflash_jax.serving.engine import Engine
-from dflash_jax.serving.request import DecodeStats, FinishReason, SamplingParams
-from dflash_jax.serving.stopping import end_ids, find_end
+from dflash_jax.serving.opening import make_opening
+from dflash_jax.serving.output import Piece, TokenLogprob
+from dflash_jax.serving.row import Row
+from dflash_jax.serving.scheduler import Chunk, Scheduler
+from dflash_jax.serving.slots import Slots
 
 logger = logging.getLogger(__name__)
 
@@ -20,32 +31,13 @@ logger = logging.getLogger(__name__)
 # round costs up to 1.9 plain ones on a CPU; two tokens in a row commit 2.5.
 LEAST_MATCH = 2
 
+# Failed steps of several requests, each of which went well alone, before the engine gives up.
+MOST_FAILURES = 3
 
-@dataclasses.dataclass(eq=False)
-class Row:
-    """One admitted or waiting request.
-
-    Attributes:
-        seed: what its draws are made from, whether the user gave it or not.
-        ends: ids that end it.
-        slot: where it decodes; None while waiting and after the end.
-        suffixes: of its text, while it decodes with speculation "suffix".
-    """
-
-    prompt: list[int]
-    params: SamplingParams
-    seed: int
-    ends: frozenset[int]
-    token_ids: list[int] = dataclasses.field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    slot: int | None = None
-    suffixes: SuffixAutomaton | None = None
-    stats: DecodeStats = dataclasses.field(default_factory=DecodeStats)
-    stopped_drafting: bool = False
+Update = tuple[Row, Piece]
 
 
-@dataclasses.dataclass(frozen=True)
-class LastRound:
+class LastRound(NamedTuple):
     """A slot's latest round, for tests and ablations; ids as the target and drafter chose them."""
 
     drafts: list[int]
@@ -53,91 +45,281 @@ class LastRound:
     chosen: list[int]
 
 
-class Batch:
-    """Slots of one engine and the queue before them; first come, first served."""
+class Flight(NamedTuple):
+    """A dispatched round that has not been read."""
 
-    def __init__(self, engine: Engine):
+    rows: list[Row]
+    slots: list[int]
+    packed: jax.Array
+    plain: bool
+    started: float
+
+
+class Batch:
+    """Slots of one engine and the queue before them; first come, first served.
+
+    Args:
+        reuse: whether prompts take over prefixes that slots hold; None: as configured.
+    """
+
+    def __init__(self, engine: Engine, *, reuse: bool | None = None):
+        config = engine.config
         self.engine = engine
-        self.waiting: collections.deque[Row] = collections.deque()
-        self.slots: list[Row | None] = [None] * engine.config.max_batch_size
+        self.scheduler = Scheduler(
+            num_tokens=config.max_num_tokens,
+            row_tokens=config.verify_width,
+            chunk_tokens=engine.chunk_sizes[-1],
+        )
+        self._reuse = config.prefix_reuse if reuse is None else reuse
+        self._slots = self._new_slots()
+        self._flight: Flight | None = None
+        self._trials: list[Row] = []
+        self._involved: list[Row] = []
+        self._failures = 0
+        self._updates: list[Update] = []
+        self._adaptive = AdaptiveDrafting() if config.adaptive else None
+        self.counters = Counters(config.max_draft_len)
         self.last_rounds: dict[int, LastRound] = {}
 
-    def submit(
-        self,
-        prompt: list[int],
-        params: SamplingParams,
-        seed: int,
-        eos_token_ids: Collection[int],
-    ) -> Row:
+    @property
+    def slots(self) -> list[Row | None]:
+        """The row of each slot."""
+        table: list[Row | None] = [None] * self.engine.config.max_batch_size
+        for row in self._running():
+            if row.slot is not None:
+                table[row.slot] = row
+        return table
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits or runs."""
+        return bool(self.scheduler.waiting or self.scheduler.running or self._updates)
+
+    def submit(self, row: Row) -> None:
         """Queues a checked request."""
-        row = Row(prompt, params, seed, end_ids(params, eos_token_ids))
-        self.waiting.append(row)
-        return row
+        row.length = len(row.to_compute)
+        self.scheduler.submit(row)
 
-    def step(self) -> None:
-        """Admits what fits, then runs one round for everybody who decodes."""
-        try:
-            while self.waiting and None in self.slots:
-                self._admit(self.waiting.popleft(), self.slots.index(None))
-            if any(row is not None for row in self.slots):
-                self._advance()
-        except BaseException:
-            # What was cut short may have moved the arenas without its report: nobody can go on.
-            for row in filter(None, list(self.slots)):
-                self._finish(row, "abort")
-            raise
-
-    def cancel(self, row: Row) -> None:
+    def cancel(self, row: Row, error: str | None = None) -> None:
         """Takes a request out, wherever it is; its slot is free at once."""
-        if row in self.waiting:
-            self.waiting.remove(row)
-        if row.finish_reason is None:
-            self._finish(row, "abort")
+        if row.finish_reason is not None:
+            return
+        row.error = error
+        self._updates.append((row, row.output.abort()))
+        self._leave(row)
 
-    def _admit(self, row: Row, slot: int) -> None:
-        row.slot, self.slots[slot] = slot, row
-        self.last_rounds.pop(slot, None)
-        if self.engine.config.speculation == "suffix":
-            row.suffixes = SuffixAutomaton(row.prompt)
-        first = self.engine.prefill(
-            slot, row.prompt, temperature=row.params.temperature, seed=row.seed
+    def load(self) -> Load:
+        """Who waits and runs now, and what was done so far."""
+        running = self._running()
+        decoding = sum(row.decodes for row in running)
+        return self.counters.load(
+            waiting=len(self.scheduler.waiting),
+            prefilling=len(running) - decoding,
+            decoding=decoding,
+            slots=self.engine.config.max_batch_size,
+            free_slots=self._slots.num_free,
+            prefix_hits=self._slots.hits,
+            prefix_tokens=self._slots.hit_tokens,
         )
-        self._deliver(row, [first])
 
-    def _advance(self) -> None:
-        active = [row is not None for row in self.slots]
-        sampled = any(row is not None and row.params.temperature > 0 for row in self.slots)
-        report = self.engine.round(active, sampled=sampled, drafts=self._host_drafts())
-        for slot, row in enumerate(self.slots):
-            if row is None:
-                continue
-            accepted, drafted = int(report.num_accepted_drafts[slot]), int(report.num_drafts[slot])
-            chosen = report.chosen[slot].tolist()
-            self.last_rounds[slot] = LastRound(
-                report.drafts[slot, :drafted].tolist(), accepted, chosen
+    def step(self) -> list[Update]:
+        """Admits what fits, runs the step's chunks and one dispatch of rounds.
+
+        Returns:
+            What became final, and for whom.
+
+        Raises:
+            EngineError: the engine itself is beyond repair; every open request has been aborted.
+        """
+        self._expire()
+        try:
+            if not self._fly_on():
+                self._land()
+                self._compute()
+        except RuntimeError as error:
+            # What the runtime raises when an execution fails.
+            self._recover(error)
+        except BaseException:
+            # Interrupted, or a fault here: the arenas may have moved on without their report.
+            self._start_again()
+            raise
+        updates, self._updates = self._updates, []
+        return updates
+
+    def _compute(self) -> None:
+        """One step of everybody, or of a suspect alone."""
+        if self._trials:
+            self._try_alone(self._trials[0])
+            return
+        self.scheduler.admit(self._place)
+        self._close_hole()
+        step = self.scheduler.next_step()
+        for chunk in step.chunks:
+            self._prefill(chunk)
+        rows = [row for row in step.rows if isinstance(row, Row) and row.finish_reason is None]
+        if rows:
+            self._dispatch(rows)
+            if not self._may_fly():
+                self._land()
+
+    # Admission
+
+    def _place(self, row: object) -> bool:
+        assert isinstance(row, Row)
+        place = self._slots.take(row.to_compute)
+        if place is None:
+            return False
+        self._involved = [row]
+        row.slot, row.computed, row.length = place.slot, place.kv_kept, len(row.to_compute)
+        self.last_rounds.pop(place.slot, None)
+        if place.source != place.slot:
+            self.engine.copy(
+                place.source,
+                place.slot,
+                kv_count=place.kv_kept,
+                context_count=place.context_kept,
             )
-            row.stats.drafts_per_round.append(drafted)
-            row.stats.accepted_drafts_per_round.append(accepted)
-            self._note_drafting(row, drafted)
-            kept = self._deliver(row, chosen[: accepted + 1])
-            row.stats.acceptance_lengths.append(kept)
+        self.engine.open(
+            make_opening(
+                place.slot,
+                row.answer,
+                self.engine.config.target.vocab_size,
+                kv_kept=place.kv_kept,
+                context_kept=place.context_kept,
+            )
+        )
+        row.stats.reused_prompt_tokens = min(place.kv_kept, len(row.prompt))
+        row.stats.context_reused_tokens = place.context_kept
+        if self.engine.config.speculation == "suffix" and row.params.speculate:
+            row.suffixes = SuffixAutomaton([*row.prompt, *row.generated])
+        return True
 
-    def _host_drafts(self) -> dict[int, list[int]]:
+    def _close_hole(self) -> None:
+        """Moves the last row to the front where a smaller bucket of rows will do then."""
+        while (hole := self._slots.hole()) is not None:
+            source, target = hole
+            row = next(row for row in self._running() if row.slot == source)
+            self._involved = [row]
+            self.engine.move(source, target)
+            self._slots.move(source, target)
+            row.slot = target
+            self.last_rounds.pop(target, None)
+            if source in self.last_rounds:
+                self.last_rounds[target] = self.last_rounds.pop(source)
+
+    # Passes
+
+    def _prefill(self, chunk: Chunk) -> None:
+        row = chunk.entry
+        assert isinstance(row, Row) and row.slot is not None
+        ids = row.to_compute[chunk.start : chunk.start + chunk.count]
+        self._involved = [row]
+        packed = self.engine.prefill(row.slot, ids, last=chunk.is_last, anchor=row.anchor)
+        row.computed += chunk.count
+        self.counters.prefilled += chunk.count
+        if not chunk.is_last:
+            return
+        report = self.engine.read_prefill(packed)
+        self._slots.hold(row.slot, row.to_compute)
+        if row.anchor is None:
+            self._deliver(row, report, 0)
+
+    def _dispatch(self, rows: list[Row]) -> None:
+        config = self.engine.config
+        slots = [row.slot for row in rows if row.slot is not None]
+        active = [slot in slots for slot in range(max(slots) + 1)]
+        drafts = self._host_drafts(rows) if config.speculation == "suffix" else None
+        drafting = [row for row in rows if row.params.speculate]
+        plain = config.speculation != "none" and (not drafting or drafts == {})
+        if self._adaptive is not None and not plain and config.speculation != "none":
+            plain = self._adaptive.plain(len(rows))
+        self._involved = rows
+        packed = self.engine.start_round(
+            active, general=any(not row.greedy for row in rows), plain=plain, drafts=drafts
+        )
+        self._flight = Flight(rows, slots, packed, plain, time.monotonic())
+
+    def _may_fly(self) -> bool:
+        """Whether the next round can be dispatched before this one's tokens are known.
+
+        Nothing but this round's rows may be about to run. A row that ends in the meantime does
+        not advance (`TokenState.remaining`); one that a stop string ends costs a round for nothing.
+        """
+        flight = self._flight
+        if flight is None or self._trials or self.scheduler.waiting:
+            return False
+        if self.engine.config.speculation == "suffix" or self._adaptive is not None:
+            return False
+        if [row for row in self._running() if row not in flight.rows]:
+            return False
+        if [row.slot for row in flight.rows] != flight.slots:
+            return False
+        rounds = self.engine.config.rounds_per_step
+        return any(row.output.num_generated + rounds < row.params.max_tokens for row in flight.rows)
+
+    def _fly_on(self) -> bool:
+        """Dispatches the next round of the same rows, then reads the one before."""
+        if not self._may_fly():
+            return False
+        before = self._flight
+        assert before is not None
+        self._dispatch(before.rows)
+        self._read(before)
+        return True
+
+    def _land(self) -> None:
+        """Reads the dispatched round, if there is one."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            self._read(flight)
+
+    def _read(self, flight: Flight) -> None:
+        self._involved = flight.rows
+        reports = self.engine.read_round(flight.packed, plain=flight.plain)
+        self._failures = 0 if not self._trials else self._failures
+        tokens = 0
+        for report in reports:
+            for row, slot in zip(flight.rows, flight.slots, strict=True):
+                if row.finish_reason is None and report.num_accepted_drafts[slot] != NOT_RUN:
+                    tokens += self._take_in(row, slot, report, flight.plain)
+        if self._adaptive is not None:
+            seconds = time.monotonic() - flight.started
+            note = self._adaptive.observe(len(flight.rows), flight.plain, seconds, tokens)
+            for row in flight.rows if note else ():
+                row.stats.notes.append(note)
+
+    def _take_in(self, row: Row, slot: int, report: RoundReport, plain: bool) -> int:
+        accepted, drafted = int(report.num_accepted_drafts[slot]), int(report.num_drafts[slot])
+        self.last_rounds[slot] = LastRound(
+            report.drafts[slot, :drafted].tolist(), accepted, report.chosen[slot].tolist()
+        )
+        row.stats.drafts_per_round.append(drafted)
+        row.stats.accepted_drafts_per_round.append(accepted)
+        self.counters.round(drafted, accepted)
+        if not plain:
+            self._note_drafting(row, drafted)
+        row.stats.acceptance_lengths.append(accepted + 1)
+        self._deliver(row, report, slot)
+        return accepted + 1
+
+    def _host_drafts(self, rows: Sequence[Row]) -> dict[int, list[int]]:
         """What the host proposes, by slot; nothing for a row whose end is new in its text."""
         width = self.engine.config.max_draft_len
         return {
-            slot: row.suffixes.propose(width)
-            for slot, row in enumerate(self.slots)
-            if row is not None
+            row.slot: row.suffixes.propose(width)
+            for row in rows
+            if row.slot is not None
             and row.suffixes is not None
             and row.suffixes.match_length >= LEAST_MATCH
         }
 
     def _note_drafting(self, row: Row, drafted: int) -> None:
-        drafter = self.engine.config.drafter
-        if drafter is None or drafted or row.stopped_drafting:
+        drafter, stats = self.engine.config.drafter, row.stats
+        if drafter is None or drafted or not row.params.speculate:
             return
-        row.stopped_drafting = True
+        if stats.stopped_drafting_at is not None:
+            return
+        stats.stopped_drafting_at = len(row.prompt) + len(row.generated)
         logger.warning(
             "a request of %d prompt tokens has reached the end of the drafter's %d positions and "
             "goes on without drafting (the text is unchanged): choose a drafter with more "
@@ -146,18 +328,144 @@ class Batch:
             drafter.max_position_embeddings,
         )
 
-    def _deliver(self, row: Row, new: list[int]) -> int:
-        ending = find_end(new, len(row.token_ids), row.params.max_tokens, row.ends)
-        row.token_ids += new[: ending.kept]
-        if row.suffixes is not None:
-            for token in new[: ending.kept]:
-                row.suffixes.extend(token)
-        if ending.reason is not None:
-            self._finish(row, ending.reason)
-        return ending.kept
+    # Delivery
 
-    def _finish(self, row: Row, reason: FinishReason) -> None:
-        row.finish_reason, row.suffixes = reason, None
+    def _deliver(self, row: Row, report: RoundReport, index: int) -> None:
+        """Hands on what a pass committed."""
+        accepted = int(report.num_accepted_drafts[index])
+        new = report.chosen[index, : accepted + 1].tolist()
+        if min(new) < 0:
+            self._fail_poisoned(row)
+            return
+        row.generated += new
+        if row.suffixes is not None:
+            for token in new:
+                row.suffixes.extend(token)
+        piece = row.output.push(new, _token_logprobs(row, report, index, len(new)))
+        if piece.token_ids or piece.text or piece.finish_reason:
+            self._updates.append((row, piece))
+        if piece.finish_reason is not None:
+            self.counters.finished += 1
+            self._leave(row)
+
+    def _leave(self, row: Row) -> None:
+        """Frees the slot; it still holds what is committed, for others to take over."""
+        # What lies behind the end was committed and not delivered.
+        row.stats.trim(len(row.generated) - len(row.token_ids))
         if row.slot is not None:
-            self.slots[row.slot] = None
-            row.slot = None
+            self._slots.hold(row.slot, row.held if row.decodes else row.held[: row.computed])
+            self._slots.release(row.slot)
+        self.scheduler.remove(row)
+        row.suffixes = None
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for row in [*self.scheduler.waiting, *self.scheduler.running]:
+            assert isinstance(row, Row)
+            if row.deadline is not None and row.deadline < now:
+                self.cancel(row, "its deadline has passed: allow more time or ask for fewer tokens")
+
+    def _running(self) -> list[Row]:
+        return [row for row in self.scheduler.running if isinstance(row, Row)]
+
+    def _new_slots(self) -> Slots:
+        config, state = self.engine.config, self.engine.state
+        limit = None
+        if state.context is not None and config.drafter is not None:
+            # Up to here no row's context is frozen; a ring keeps no beginning.
+            ring = isinstance(state.context, ContextRing)
+            limit = 0 if ring else config.drafter.max_position_embeddings - config.block_width
+        return Slots(self.engine.row_sizes, reuse=self._reuse, context_limit=limit)
+
+    # Failures
+
+    def _fail_poisoned(self, row: Row) -> None:
+        """The row's numbers are no numbers: its slot is zeroed, since masking lets NaN through."""
+        slot = row.slot
+        assert slot is not None
+        logger.error("the logits of a request became NaN: it is aborted and its slot zeroed")
+        self.cancel(row, "the model's logits became NaN in this request: nothing follows them")
+        self.engine.clean(slot)
+        self._slots.forget(slot)
+
+    def _recover(self, error: RuntimeError) -> None:
+        """New arenas, and all requests start again from what they had committed.
+
+        Who took part is tried alone, once: what fails then is the request's own fault.
+        """
+        involved = [row for row in self._involved if row.finish_reason is None]
+        logger.error("an execution failed with %d requests in it: %s", len(involved), error)
+        self._failures += 1
+        for row in list(self._trials) if self._trials and involved == self._trials[:1] else ():
+            if row in involved:
+                self._trials.remove(row)
+                self.cancel(row, f"the execution failed, alone too: {error}")
+        self._start_again()
+        if self._failures > MOST_FAILURES:
+            self._give_up(error)
+        if not self._trials:
+            self._trials = [row for row in involved if row.finish_reason is None]
+
+    def _start_again(self) -> None:
+        """Empty arenas; whoever was in a slot waits at the head of the queue."""
+        self._flight = None
+        self.last_rounds.clear()
+        rows = self._running()
+        self.scheduler.requeue(rows)
+        for row in rows:
+            row.length = len(row.to_compute)
+            row.stats.recoveries += 1
+        self.counters.recoveries += 1
+        try:
+            self.engine.reset()
+        except Exception as error:
+            self._give_up(error)
+        hits, tokens = self._slots.hits, self._slots.hit_tokens
+        self._slots = self._new_slots()
+        self._slots.hits, self._slots.hit_tokens = hits, tokens
+
+    def _give_up(self, error: Exception) -> None:
+        everybody = [*self.scheduler.waiting, *self.scheduler.running]
+        for row in everybody:
+            assert isinstance(row, Row)
+            self.cancel(row, f"the engine failed: {error}")
+        self._trials.clear()
+        raise EngineError(
+            f"the engine failed {self._failures} times in a row and aborted {len(everybody)} "
+            f"requests: {error}; start it again"
+        ) from error
+
+    def _try_alone(self, row: Row) -> None:
+        """Runs one request through its prompt and one round with nobody beside it."""
+        if row.finish_reason is None and row.slot is None:
+            self.scheduler.admit_first(row, self._place)
+        while row.finish_reason is None and not row.decodes:
+            left = row.length - row.computed
+            self._prefill(Chunk(row, row.computed, min(left, self.scheduler.chunk_tokens)))
+        if row.finish_reason is None:
+            self._dispatch([row])
+            self._land()
+        self._trials.remove(row)
+
+
+def _token_logprobs(
+    row: Row, report: RoundReport, index: int, count: int
+) -> list[TokenLogprob] | None:
+    wanted, found = row.params.logprobs, report.logprobs
+    if wanted is None or found is None:
+        return None
+    return [
+        TokenLogprob(
+            int(report.chosen[index, place]),
+            float(found.chosen[index, place]),
+            tuple(
+                (int(token), float(value))
+                for token, value in zip(
+                    found.top_ids[index, place, :wanted],
+                    found.top[index, place, :wanted],
+                    strict=True,
+                )
+            ),
+        )
+        for place in range(count)
+    ]

@@ -1,13 +1,15 @@
-"""The engine: compiled programs, the state they donate, and the two calls that move it on.
+"""The engine: compiled programs, the state they donate, and the calls that move it on.
 
-`prefill` runs a prompt into a slot, chunk by chunk; `round` advances the leading slots by one
-round with a single device-to-host read. Who is in which slot is `batch.py`'s business. All programs
-are compiled at start; compiles after that are counted.
+One method a program: `open`, `copy` and `clean` change a slot, `prefill` runs one chunk of a prompt
+into it, `start_round` dispatches a round of the leading slots and `read_round` waits for it: one
+device-to-host copy. Who is in which slot is `batch.py`'s business. All programs are compiled at
+start; compiles after that are counted.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,15 +20,18 @@ from dflash_jax.decoding.given import pack_drafts
 from dflash_jax.decoding.programs import (
     Program,
     compile_program,
-    init_state,
     list_programs,
     split_model,
     state_shardings,
 )
-from dflash_jax.decoding.round import EngineState, Prompt, RoundReport
+from dflash_jax.decoding.report import RoundReport
+from dflash_jax.decoding.round import Prompt
+from dflash_jax.decoding.state import EngineState, Opening, Transfer, init_state
 from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.planning.buckets import chunk_buckets, row_buckets
 from dflash_jax.serving.compiles import CompileCounter
+from dflash_jax.serving.opening import Answer, make_opening
+from dflash_jax.serving.request import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +39,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Engine:
-    """Target, drafter and arenas behind two calls; not safe for use by two threads at once.
+    """Target, drafter and arenas behind a few calls; not safe for use by two threads at once.
 
     Args:
         compiled: what `compile_engine` made of the same configuration and shapes; None: made here.
@@ -53,77 +58,131 @@ class Engine:
         if compiled is None:
             compiled = compile_engine(config, target, drafter, progress)
         self.programs: Mapping[str, jax.stages.Compiled] = compiled
-        self._target, self._drafter = split_model(target), split_model(drafter)
+        self._leaves = (split_model(target).leaves, split_model(drafter).leaves)
         # Zero-filled by a compiled program like all others, so that start-up compiles end here.
         shardings = None if config.mesh is None else state_shardings(config)
         self._empty_state = jax.jit(lambda: init_state(config), out_shardings=shardings)
         self.state: EngineState = self._empty_state()
         self._place = None if config.mesh is None else NamedSharding(config.mesh, PartitionSpec())
-        self._chunks = chunk_buckets(config.max_seq_len, config.max_num_tokens)
-        self._rows = row_buckets(config.max_batch_size)
+        self.chunk_sizes = chunk_buckets(config.max_seq_len, config.max_num_tokens)
+        self.row_sizes = row_buckets(config.max_batch_size)
         self._warm_up()
         self.compiles = CompileCounter()
 
-    def prefill(self, slot: int, ids: Sequence[int], *, temperature: float, seed: int) -> int:
-        """Runs a prompt into a fresh slot and returns the token after it, which is the anchor."""
-        chosen = None
-        for start, chunk, size in _chunks(ids, self._chunks):
-            fields = _prompt(slot, chunk, size, start == 0, temperature, seed)
-            chosen = self._call(f"prefill-{size}", Prompt(*jax.device_put(fields, self._place)))
-        return int(np.asarray(chosen)[0])
+    def open(self, opening: Opening) -> None:
+        """Starts a request in a slot."""
+        self._change("open", opening)
 
-    def round(
+    def copy(self, source: int, target: int, *, kv_count: int, context_count: int) -> None:
+        """Copies the leading rows of a slot to another, which is opened then."""
+        numbers = (np.int32(n) for n in (source, target, kv_count, context_count))
+        self._change("copy", Transfer(*numbers, np.bool_(False)))  # type: ignore[arg-type]
+
+    def move(self, source: int, target: int) -> None:
+        """Moves a request to another slot with all that it has."""
+        numbers = (np.int32(n) for n in (source, target, 0, 0))
+        self._change("copy", Transfer(*numbers, np.bool_(True)))  # type: ignore[arg-type]
+
+    def clean(self, slot: int) -> None:
+        """Zeroes what a slot holds."""
+        self._change("clean", np.int32(slot))
+
+    def prefill(
+        self, slot: int, ids: Sequence[int], *, last: bool = True, anchor: int | None = None
+    ) -> jax.Array:
+        """Dispatches one chunk of a prompt, which follows what the slot holds.
+
+        Args:
+            ids: at most the longest of `chunk_sizes`.
+            last: whether the prompt ends here.
+            anchor: the token after the prompt where it is known.
+
+        Returns:
+            The packed report; its chosen token counts where the chunk is the last.
+        """
+        size = next(size for size in self.chunk_sizes if size >= len(ids))
+        padded = np.zeros((1, size), np.int32)
+        padded[0, : len(ids)] = ids
+        prompt = Prompt(
+            np.array([slot], np.int32),
+            padded,
+            np.array([len(ids)], np.int32),
+            np.array([last]),
+            np.array([-1 if anchor is None else anchor], np.int32),
+        )
+        return self._pass(f"prefill-{size}", prompt)
+
+    def read_prefill(self, packed: jax.Array) -> RoundReport:
+        """Waits for a chunk."""
+        return RoundReport.unpack(np.asarray(packed), 0)
+
+    def start_round(
         self,
         active: Sequence[bool],
         *,
-        sampled: bool,
+        general: bool,
+        plain: bool = False,
         drafts: Mapping[int, Sequence[int]] | None = None,
-    ) -> RoundReport:
-        """Advances the active ones of the leading slots; rows beyond the last one are not run.
+    ) -> jax.Array:
+        """Dispatches a round of the active ones of the leading slots; the rest is not run.
 
         Args:
+            general: whether a row asks for more than the best token.
+            plain: without drafting.
             drafts: what the host proposes for a slot (speculation "suffix"), 1 … K tokens; slots
-                without any verify their anchor alone, and a round without any is plain decoding.
+                without any verify their anchor alone.
         """
         last = max(index for index, row in enumerate(active) if row) + 1
-        rows = next(size for size in self._rows if size >= last)
+        rows = next(size for size in self.row_sizes if size >= last)
         mask = np.zeros((rows,), bool)
         mask[:last] = active[:last]
-        name = f"{rows}-{'sampled' if sampled else 'greedy'}"
-        if drafts:
-            given = pack_drafts(drafts, rows, self.config.max_draft_len)
-            packed = self._call(f"given-{name}", mask, given)
-        else:
-            packed = self._call(f"round-{name}", mask)
-        return RoundReport.unpack(np.asarray(packed))
+        if plain and self.config.speculation != "none":
+            return self._pass(f"plain-{rows}", mask)
+        arguments: tuple[Any, ...] = (mask,)
+        if self.config.speculation == "suffix":
+            arguments += (pack_drafts(drafts or {}, rows, self.config.max_draft_len),)
+        return self._pass(f"round-{rows}-{'general' if general else 'greedy'}", *arguments)
 
-    def _call(self, name: str, *arguments: Prompt | np.ndarray) -> jax.Array:
-        program = self.programs[name]
-        leaves = (self._target.leaves, self._drafter.leaves)
-        try:
-            self.state, out = program(*leaves, self.state, *arguments)
-        except BaseException:
-            # Donated and not handed back: what the rows held is lost, the engine is not.
-            if any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state)):
-                self.state = self._empty_state()
-            raise
-        return out
+    def read_round(self, packed: jax.Array, *, plain: bool = False) -> list[RoundReport]:
+        """Waits for a dispatch; one report a round of it."""
+        draft_len = 0 if plain else self.config.max_draft_len
+        return [RoundReport.unpack(rows, draft_len) for rows in np.asarray(packed)]
+
+    def reset(self) -> None:
+        """New, empty arenas, after an execution failed and took the donated ones with it."""
+        # What is left of the old ones goes first: there is no room for both.
+        for leaf in jax.tree.leaves(self.state):
+            leaf.delete()
+        self.state = self._empty_state()
+
+    def _change(self, name: str, argument: Any) -> None:
+        self.state = self._run(name, self.state, jax.device_put(argument, self._place))
+
+    def _pass(self, name: str, *arguments: Any) -> jax.Array:
+        placed = jax.device_put(arguments, self._place)
+        self.state, packed = self._run(name, *self._leaves, self.state, *placed)
+        return packed
+
+    def _run(self, name: str, *arguments: Any) -> Any:
+        return self.programs[name](*arguments)
 
     def _warm_up(self) -> None:
         """Calls every program once (first-call costs are not in compilation), then empties all."""
-        self.prefill(0, [0], temperature=0.0, seed=0)
-        for rows in self._rows:
-            idle = np.zeros((rows,), bool)
-            for variant in ("greedy", "sampled"):
-                jax.block_until_ready(self._call(f"round-{rows}-{variant}", idle))
-                if self.config.speculation == "suffix":
-                    given = pack_drafts({}, rows, self.config.max_draft_len)
-                    jax.block_until_ready(self._call(f"given-{rows}-{variant}", idle, given))
-        kv, context = self.state.kv, self.state.context
-        kv = kv._replace(lengths=_emptied(kv.lengths))
-        if context is not None:
-            context = context._replace(lengths=_emptied(context.lengths))
-        self.state = self.state._replace(kv=kv, context=context)
+        answer = Answer(SamplingParams(), 0, (), ())
+        self.open(make_opening(0, answer, self.config.target.vocab_size))
+        # On a CPU a first call costs nothing, and a chunk of thousands of tokens seconds.
+        cpu = jax.devices()[0].platform == "cpu"
+        for size in self.chunk_sizes[:1] if cpu else self.chunk_sizes:
+            self.prefill(0, [0] * size, last=False)
+        for rows in self.row_sizes:
+            idle = [False] * (rows - 1) + [True]
+            for general in (False, True):
+                self.start_round(idle, general=general)
+            if self.config.speculation != "none":
+                self.start_round(idle, general=True, plain=True)
+        self.copy(0, self.config.max_batch_size - 1, kv_count=0, context_count=0)
+        self.clean(0)
+        jax.block_until_ready(self.state)
 
 
 def compile_engine(
@@ -137,26 +196,6 @@ def compile_engine(
     return dict(_compile_all(list(programs), progress))
 
 
-def _emptied(lengths: jax.Array) -> jax.Array:
-    return jax.device_put(np.zeros(lengths.shape, lengths.dtype), lengths.sharding)
-
-
-def _prompt(
-    slot: int, chunk: Sequence[int], size: int, fresh: bool, temperature: float, seed: int
-) -> tuple[np.ndarray, ...]:
-    """The fields of a one-row `Prompt`."""
-    ids = np.zeros((1, size), np.int32)
-    ids[0, : len(chunk)] = chunk
-    return (
-        np.array([slot], np.int32),
-        ids,
-        np.array([len(chunk)], np.int32),
-        np.array([fresh]),
-        np.array([temperature], np.float32),
-        np.array([seed], np.uint32),
-    )
-
-
 def _compile_all(
     programs: Sequence[Program], progress: Progress | None
 ) -> Iterator[tuple[str, jax.stages.Compiled]]:
@@ -168,11 +207,3 @@ def _compile_all(
             if progress is not None:
                 progress("compile", done, len(programs))
             yield name, compiled
-
-
-def _chunks(ids: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, Sequence[int], int]]:
-    """(start, tokens, padded length) of every chunk; never an empty one."""
-    longest = sizes[-1]
-    for start in range(0, len(ids), longest):
-        chunk = ids[start : start + longest]
-        yield start, chunk, next(size for size in sizes if size >= len(chunk))

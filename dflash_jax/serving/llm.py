@@ -3,12 +3,14 @@
 Orders the start, and three gates before it costs anything: files and options, before JAX starts a
 backend; the device's memory; the memory of the programs, compiled from shapes. Then weights load
 and arenas are allocated. Requests are checked here, one by one, before they queue; what happens to
-them then is `batch.py`'s business.
+them then is `batch.py`'s business. `submit`, `step` and `cancel` are for who runs the loop himself:
+`service.py` does.
 """
 
 import logging
 import operator
 import secrets
+import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ import jax
 
 from dflash_jax.arena.context import ContextArena
 from dflash_jax.arena.kv import KVArena
+from dflash_jax.arena.sizes import MAX_ENDS
 from dflash_jax.config import ResolvedConfig
 from dflash_jax.errors import ConfigError, RequestError
 from dflash_jax.planning.budget import skips_estimation
@@ -25,8 +28,10 @@ from dflash_jax.planning.options import serve_config
 from dflash_jax.planning.plan import MemoryPlan, refuse_unfit
 from dflash_jax.planning.resolve import on_platform
 from dflash_jax.serving.allocation import announce, explained
-from dflash_jax.serving.batch import Batch, LastRound, Row
+from dflash_jax.serving.batch import Batch, LastRound, Update
+from dflash_jax.serving.counters import Load
 from dflash_jax.serving.engine import Engine, Progress, compile_engine
+from dflash_jax.serving.output import Output
 from dflash_jax.serving.planner import (
     Pair,
     engine_plan,
@@ -35,8 +40,10 @@ from dflash_jax.serving.planner import (
     resolve_pair,
     used_devices,
 )
-from dflash_jax.serving.request import MAX_SEED, Completion, SamplingParams
-from dflash_jax.serving.text import TextStream, Tokenizer
+from dflash_jax.serving.request import MAX_SEED, Completion, SamplingParams, sample_seed
+from dflash_jax.serving.row import Row
+from dflash_jax.serving.stopping import end_ids
+from dflash_jax.serving.text import Tokenizer
 from dflash_jax.weights.load import check_files, load_drafter, load_target, unloaded
 
 logger = logging.getLogger(__name__)
@@ -44,7 +51,7 @@ logger = logging.getLogger(__name__)
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 GREEDY = SamplingParams()
-_CUT_SHORT = "a round was interrupted or failed while this request was decoding: ask again"
+_CANCELLED = "it was cancelled before its end"
 
 
 class Arenas(NamedTuple):
@@ -135,12 +142,15 @@ class LLM:
         refusals = [ids for ids in checked if isinstance(ids, RequestError)]
         if refusals and len(refusals) == len(checked):
             raise refusals[0]
-        rows = [
+        answers = [
             ids if isinstance(ids, RequestError) else self._submit(ids, one)
             for ids, one in zip(checked, many, strict=True)
         ]
-        self._run([row for row in rows if isinstance(row, Row)])
-        return [_refused(row) if isinstance(row, RequestError) else self._done(row) for row in rows]
+        self._run([rows for rows in answers if not isinstance(rows, RequestError)])
+        return [
+            _refused(rows) if isinstance(rows, RequestError) else self.completion(rows)
+            for rows in answers
+        ]
 
     def chat(
         self,
@@ -173,31 +183,75 @@ class LLM:
         """
         if self.tokenizer is None:
             raise RequestError("streaming text needs the target's tokenizer.json: use generate")
+        if params.n != 1:
+            raise RequestError(f"n={params.n}: a stream is one answer; use generate for many")
         ids = self._check(prompt, params)
         if isinstance(ids, RequestError):
             raise ids
-        return self._stream(ids, params, TextStream(self.tokenizer))
+        return self._stream(ids, params)
 
-    def _stream(
-        self, ids: list[int], params: SamplingParams, text: TextStream
-    ) -> Generator[str, None, Completion]:
+    def _stream(self, ids: list[int], params: SamplingParams) -> Generator[str, None, Completion]:
         # Queued by the first `next`: a generator that never starts never cleans up.
-        row = self._submit(ids, params)
+        rows = self._submit(ids, params)
+        output, sent = rows[0].output, 0
         try:
-            sent = 0
             # Another reader's step may have moved this row on, to its end even.
-            while sent < len(row.token_ids) or row.finish_reason is None:
-                if sent == len(row.token_ids):
+            while sent < len(output.text) or output.finish_reason is None:
+                if sent == len(output.text):
                     self._batch.step()
-                new = row.token_ids[sent:]
-                sent += len(new)
-                if piece := text.push(new):
+                piece = output.text[sent:]
+                sent += len(piece)
+                if piece:
                     yield piece
-            if piece := text.finish():
-                yield piece
-            return self._done(row)
+            return self.completion(rows)
         finally:
-            self._batch.cancel(row)
+            self._batch.cancel(rows[0], _CANCELLED)
+
+    def submit(
+        self, prompt: Prompt, params: SamplingParams = GREEDY, *, timeout: float | None = None
+    ) -> list[Row]:
+        """Queues a request for `step` and returns its n answers to be.
+
+        Args:
+            timeout: seconds from now after which it is aborted; None = never.
+
+        Raises:
+            RequestError: it cannot be served.
+        """
+        ids = self._check(prompt, params)
+        if isinstance(ids, RequestError):
+            raise ids
+        return self._submit(ids, params, timeout)
+
+    def step(self) -> list[Update]:
+        """Runs one step for everybody: chunks of prompts and one dispatch of rounds.
+
+        Returns:
+            What became final, and for whom.
+
+        Raises:
+            EngineError: the engine is beyond repair; every open request has been aborted.
+        """
+        return self._batch.step()
+
+    def cancel(self, row: Row) -> None:
+        """Ends an answer wherever it is; its slot is free at once. Nothing happens after its end."""
+        self._batch.cancel(row, _CANCELLED)
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self._batch.busy
+
+    def load(self) -> Load:
+        """Who waits and runs now, and what was done since the start."""
+        return self._batch.load()
+
+    def completion(self, rows: Sequence[Row]) -> Completion:
+        """The `Completion` of a request, whose answers are `rows`."""
+        choices = [self._done(row) for row in rows]
+        choices[0].choices = choices
+        return choices[0]
 
     @property
     def arenas(self) -> Arenas:
@@ -221,6 +275,7 @@ class LLM:
     def _check(self, prompt: Prompt, params: SamplingParams) -> list[int] | RequestError:
         try:
             params.check()
+            self._check_params(params)
             ids = self._encode(prompt)
             _check_length(ids, params, self.config)
         except RequestError as error:
@@ -238,34 +293,73 @@ class LLM:
             raise RequestError(f"prompt {prompt!r} is neither text nor a sequence of token ids")
         return [_token_id(token, self.config.target.vocab_size) for token in prompt]
 
-    def _submit(self, ids: list[int], params: SamplingParams) -> Row:
-        seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
-        return self._batch.submit(ids, params, seed, self.eos_token_ids)
+    def _check_params(self, params: SamplingParams) -> None:
+        """What the parameters ask of this model.
 
-    def _run(self, rows: Sequence[Row]) -> None:
-        done = 0
+        Raises:
+            RequestError: it has no text, no such id, or too many ends.
+        """
+        if params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need the target's tokenizer.json: use stop_token_ids")
+        ends = end_ids(params, self.eos_token_ids)
+        if len(ends) > MAX_ENDS:
+            raise RequestError(
+                f"{len(ends)} end ids (the model's and stop_token_ids): at most {MAX_ENDS} are "
+                "possible; name fewer stop_token_ids"
+            )
+        for token in params.logit_bias or ():
+            _token_id(token, self.config.target.vocab_size)
+
+    def _submit(
+        self, ids: list[int], params: SamplingParams, timeout: float | None = None
+    ) -> list[Row]:
+        seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
+        ends = end_ids(params, self.eos_token_ids)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        rows = [
+            Row(
+                0,
+                prompt=ids,
+                params=params,
+                seed=sample_seed(seed, choice),
+                ends=ends,
+                output=Output(self.tokenizer, params, ends),
+                choice=choice,
+                deadline=deadline,
+            )
+            for choice in range(params.n)
+        ]
+        for row in rows:
+            row.stats.speculation = self.config.speculation if params.speculate else "none"
+            row.stats.unqualified = self.config.unqualified
+            self._batch.submit(row)
+        return rows
+
+    def _run(self, answers: Sequence[Sequence[Row]]) -> None:
+        rows, done = [row for answer in answers for row in answer], 0
         try:
-            while done < len(rows):
+            while any(row.finish_reason is None for row in rows):
                 self._batch.step()
-                finished = sum(row.finish_reason is not None for row in rows)
+                finished = sum(
+                    all(row.finish_reason is not None for row in answer) for answer in answers
+                )
                 if self._progress is not None and finished != done:
-                    self._progress("generate", finished, len(rows))
+                    self._progress("generate", finished, len(answers))
                 done = finished
         finally:
             # Interrupted or failed: nothing of this call stays behind in a slot.
             for row in rows:
-                self._batch.cancel(row)
+                self._batch.cancel(row, _CANCELLED)
 
     def _done(self, row: Row) -> Completion:
-        text = "" if self.tokenizer is None else self.tokenizer.decode(row.token_ids)
-        row.stats.unqualified = self.config.unqualified
         answer = Completion(
-            text=text,
-            token_ids=row.token_ids,
+            text=row.output.text,
+            token_ids=row.output.token_ids,
             finish_reason=row.finish_reason or "abort",
             prompt_token_ids=row.prompt,
+            logprobs=row.output.logprobs,
             stats=row.stats,
-            error=_CUT_SHORT if row.finish_reason == "abort" else None,
+            error=row.error,
         )
         answer.choices.append(answer)
         return answer

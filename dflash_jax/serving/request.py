@@ -1,27 +1,47 @@
 """What a user asks for and gets back: `SamplingParams`, `Completion`, `DecodeStats`.
 
-Plain records with their own checks; nothing here knows about slots or devices.
+Plain records with their own checks; nothing here knows about slots or devices. What depends on the
+model (is there a text, such an id, room for so many tokens?) is checked in `llm.py`; the ranges of
+the options are in `option_rules.py`.
 """
 
 import dataclasses
-import operator
-from collections.abc import Collection, Mapping, Sequence, Sized
-from numbers import Real
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from dflash_jax.errors import RequestError
+from dflash_jax.serving.option_rules import CONVERSIONS, MAX_SEED, findings
 
 FinishReason = Literal["stop", "length", "abort"]
-MAX_SEED = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """How one request is decoded. What this build cannot honour is refused, never ignored.
+    """How one answer is decoded. What cannot be honoured is refused, never ignored.
 
-    `temperature` 0 is greedy. `seed` fixes the draws of a sampled request wherever it runs; None
-    draws one. `ignore_eos` goes on past the model's end ids, not past `stop_token_ids`. Numbers of
-    NumPy are taken as Python's.
+    Numbers of NumPy are taken as Python's, lists as tuples.
+
+    Attributes:
+        temperature: 0 is greedy: the most likely token, always.
+        top_p: draws from the smallest set of tokens that holds this share; 1 = all.
+        top_k: draws from this many most likely tokens; 0 (or -1) = all.
+        min_p: draws from tokens with at least this share of the most likely one's; 0 = all.
+        max_tokens: most ids of an answer.
+        min_tokens: least ids of an answer: before them no id and no stop string ends it.
+        stop: texts that end the answer and are not part of it.
+        stop_token_ids: ids that end the answer, beside the model's own, and are part of it.
+        ignore_eos: goes on past the model's end ids, not past `stop_token_ids`.
+        seed: fixes the draws of a sampled request wherever it runs; None draws one.
+        n: answers; each has a seed of its own (`sample_seed`), so with temperature 0 all are equal.
+        logprobs: log-probabilities of the answer's ids, and of this many best ones beside each;
+            None = not reported.
+        presence_penalty: lowers the logit of each token that the answer holds already.
+        frequency_penalty: the same for each time that it holds it.
+        repetition_penalty: divides (or multiplies, below 0) the logits of tokens that the prompt
+            or the answer holds; 1 = off.
+        logit_bias: from token id (a number, or its digits as JSON has them) to what its logit is
+            raised by.
+        speculate: False decodes this request without drafts; the text stays the same.
     """
 
     temperature: float = 0.0
@@ -43,104 +63,52 @@ class SamplingParams:
     speculate: bool = True
 
     def __post_init__(self) -> None:
-        for name in _WHOLE:
-            object.__setattr__(self, name, _whole(getattr(self, name)))
-        for name in _REAL:
-            object.__setattr__(self, name, _real(getattr(self, name)))
-        object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
+        for name, convert in CONVERSIONS.items():
+            object.__setattr__(self, name, convert(getattr(self, name)))
 
     def check(self) -> None:
-        """Refuses values that are out of range or that this build has no code for.
+        """Refuses values that are out of range.
 
         Raises:
             RequestError: all findings at once.
         """
-        findings = self._unsupported()
-        if not (_is_number(self.temperature) and 0 <= self.temperature < 1e4):
-            findings.append(f"temperature={self.temperature!r}: a number >= 0 is needed")
-        if not _is_whole(self.max_tokens, 1):
-            findings.append(f"max_tokens={self.max_tokens!r}: a whole number >= 1 is needed")
-        if self.seed is not None and not _is_whole(self.seed, 0, MAX_SEED):
-            findings.append(f"seed={self.seed!r}: a whole number from 0 to {MAX_SEED} is needed")
-        ids = self.stop_token_ids
-        if not (isinstance(ids, tuple) and all(_is_whole(token, 0) for token in ids)):
-            findings.append(f"stop_token_ids={self.stop_token_ids!r}: a list of ids is needed")
-        if findings:
-            raise RequestError("; ".join(findings))
-
-    def _unsupported(self) -> list[str]:
-        defaults = SamplingParams.__dataclass_fields__
-        return [
-            f"{name}={getattr(self, name)!r} is not supported by this build: leave it at "
-            f"{defaults[name].default!r}"
-            for name in _UNSUPPORTED
-            if getattr(self, name) != defaults[name].default
-            # An empty list of stops or biases wishes for nothing.
-            and not (isinstance(getattr(self, name), Sized) and not len(getattr(self, name)))
-        ]
+        found = findings(vars(self))
+        if found:
+            raise RequestError("; ".join(found))
 
 
-_WHOLE = ("top_k", "max_tokens", "min_tokens", "seed", "n", "logprobs")
-_REAL = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
-_UNSUPPORTED = (
-    "top_p",
-    "top_k",
-    "min_p",
-    "min_tokens",
-    "stop",
-    "n",
-    "logprobs",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "speculate",
-)
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of answer `index` of a request with n > 1, from 0 to 2^32 - 1.
+
+    Answer 0 has the request's own, so that n = 1 and the first of many are the same text. The
+    others have mix(seed + index x 0x9E3779B9 mod 2^32): the steps of SplitMix (Steele, Lea and
+    Flood, 2014) in 32 bits, with the finaliser of MurmurHash3 (A. Appleby) as mix. It is bijective,
+    so no two of them are equal.
+    """
+    if index == 0:
+        return seed
+    mixed = (seed + index * 0x9E3779B9) & MAX_SEED
+    mixed = ((mixed ^ (mixed >> 16)) * 0x85EBCA6B) & MAX_SEED
+    mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & MAX_SEED
+    return mixed ^ (mixed >> 16)
 
 
-def _whole(value: Any) -> Any:
-    """A whole number of any library as an int; anything else as it is, for `check` to refuse."""
-    try:
-        return value if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return value
+class TokenLogprob(NamedTuple):
+    """Log-probability of one id of an answer, under the target's own logits before any option.
 
+    Attributes:
+        top: (token id, log-probability) of the best ones, best first; empty when only the chosen
+            one was asked for.
+    """
 
-def _real(value: Any) -> Any:
-    """A real number of any library as a float (an int stays one); anything else as it is."""
-    return float(value) if isinstance(value, Real) and not isinstance(value, int) else value
-
-
-def _ids(value: Any) -> Any:
-    """Any list of ids as a tuple; anything else as it is."""
-    if not isinstance(value, Collection) or isinstance(value, (str, bytes, Mapping)):
-        return value
-    try:
-        return tuple(map(_whole, value))
-    except TypeError:  # an array without axes
-        return value
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_whole(value: object, low: int, high: int | None = None) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int):
-        return False
-    return value >= low and (high is None or value <= high)
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclasses.dataclass
 class DecodeStats:
-    """What decoding one request took; a round is one draft + verify + accept.
+    """What decoding one answer took; a round is one draft + verify + accept.
 
     Attributes:
         acceptance_lengths: tokens *delivered* by each round, bonus included; what a stop or
@@ -149,12 +117,37 @@ class DecodeStats:
         accepted_drafts_per_round: proposals that the target agreed with, delivered or not.
         unqualified: why the engine's combination is not qualified, where `allow_unqualified`
             admitted it; None: it is.
+        reused_prompt_tokens: first tokens of the prompt that were not computed, for a slot or page
+            held their keys and values.
+        context_reused_tokens: of those, how many the drafter's context was taken over for too; of
+            the rest the drafter knows nothing.
+        recoveries: times that it was prefilled again after a failed execution.
+        speculation: what it was decoded with: "dflash", "suffix" or "none".
+        stopped_drafting_at: tokens of prompt and answer when it stopped drafting for good, at the
+            end of the drafter's positions; None: it did not.
+        notes: sentences on what else was decided on the way (drafting narrowed by load).
     """
 
     acceptance_lengths: list[int] = dataclasses.field(default_factory=list)
     drafts_per_round: list[int] = dataclasses.field(default_factory=list)
     accepted_drafts_per_round: list[int] = dataclasses.field(default_factory=list)
     unqualified: str | None = None
+    reused_prompt_tokens: int = 0
+    context_reused_tokens: int = 0
+    recoveries: int = 0
+    speculation: str = "none"
+    stopped_drafting_at: int | None = None
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def trim(self, tokens: int) -> None:
+        """Takes the last `tokens` off the rounds that delivered them, for a stop string cut them.
+
+        No round goes below 0 and none is dropped; what is left over was the prefill's one token.
+        """
+        for index in reversed(range(len(self.acceptance_lengths))):
+            taken = min(tokens, self.acceptance_lengths[index])
+            self.acceptance_lengths[index] -= taken
+            tokens -= taken
 
     @property
     def num_rounds(self) -> int:
@@ -179,16 +172,19 @@ class Completion:
     """The answer to one request.
 
     Attributes:
-        finish_reason: "stop" (an end id), "length" (max_tokens), or "abort" (refused; see `error`).
-        token_ids: delivered ids, the end id included.
-        error: why the request was refused, None otherwise.
+        finish_reason: "stop" (an end id or a stop string), "length" (max_tokens), or "abort"
+            (refused, cancelled or failed; see `error`).
+        token_ids: delivered ids, the end id included; they end with the text (`output.py`).
+        logprobs: one for each of the ids; None where the request did not ask for them.
+        choices: all n answers, this one first.
+        error: why it was aborted, None otherwise.
     """
 
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
     prompt_token_ids: list[int]
-    logprobs: Any = None
+    logprobs: list[TokenLogprob] | None = None
     choices: list["Completion"] = dataclasses.field(default_factory=list)
     stats: DecodeStats = dataclasses.field(default_factory=DecodeStats)
     error: str | None = None

@@ -1,0 +1,104 @@
+"""From a request's parameters to what the device is told when it takes a slot.
+
+NumPy on the host; the device's side is `decoding/state.py`.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dflash_jax.arena.sizes import MAX_BIAS, MAX_ENDS
+from dflash_jax.decoding.options import NO_ID, SlotOptions, TokenCounts
+from dflash_jax.decoding.state import Opening
+from dflash_jax.serving.request import SamplingParams
+
+
+class Answer(NamedTuple):
+    """One answer as the device must know it.
+
+    Attributes:
+        seed: of its draws.
+        ends: ids that end it.
+        prompt: tokens that came with the request.
+        generated: tokens of the answer that are committed already (it is prefilled again).
+    """
+
+    params: SamplingParams
+    seed: int
+    ends: Collection[int]
+    prompt: Sequence[int]
+    generated: Sequence[int] = ()
+
+
+def make_opening(
+    slot: int, answer: Answer, vocab_size: int, *, kv_kept: int = 0, context_kept: int = 0
+) -> Opening:
+    """The argument of the `open` program."""
+    params = answer.params
+    left = params.max_tokens - len(answer.generated)
+    return Opening(  # type: ignore[arg-type]  (NumPy in place of device arrays)
+        np.int32(slot),
+        np.int32(kv_kept),
+        np.int32(context_kept),
+        np.int32(left),
+        np.bool_(params.speculate),
+        _options(answer),
+        _counts(answer, vocab_size),
+    )
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the best token is all that it asks for: the greedy program will do."""
+    return params.temperature == 0 and not (
+        params.logit_bias
+        or params.min_tokens
+        or params.logprobs is not None
+        or _counts_tokens(params)
+    )
+
+
+def _counts_tokens(params: SamplingParams) -> bool:
+    return bool(
+        params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
+    )
+
+
+def _options(answer: Answer) -> SlotOptions:
+    params = answer.params
+    bias = dict(params.logit_bias or {})
+
+    def real(value: float) -> np.ndarray:
+        return np.array([value], np.float32)
+
+    def padded(values: Collection[int], size: int) -> np.ndarray:
+        row = np.full((1, size), NO_ID, np.int32)
+        row[0, : len(values)] = list(values)
+        return row
+
+    strengths = np.zeros((1, MAX_BIAS), np.float32)
+    strengths[0, : len(bias)] = list(bias.values())
+    return SlotOptions(  # type: ignore[arg-type]
+        temperatures=real(params.temperature),
+        seeds=np.array([answer.seed], np.uint32),
+        top_k=np.array([params.top_k], np.int32),
+        top_p=real(params.top_p),
+        min_p=real(params.min_p),
+        presence=real(params.presence_penalty),
+        frequency=real(params.frequency_penalty),
+        repetition=real(params.repetition_penalty),
+        bias_ids=padded(bias, MAX_BIAS),
+        bias_values=strengths,
+        ban_ids=padded(sorted(answer.ends), MAX_ENDS),
+        min_positions=np.array([len(answer.prompt) + params.min_tokens], np.int32),
+        logprobs=np.array([params.logprobs is not None]),
+    )
+
+
+def _counts(answer: Answer, vocab_size: int) -> TokenCounts:
+    seen = np.zeros((1, vocab_size), np.bool_)
+    counts = np.zeros((1, vocab_size), np.int32)
+    if _counts_tokens(answer.params):
+        seen[0, list(answer.prompt)] = True
+        np.add.at(counts[0], np.asarray(answer.generated, np.int64), 1)
+    return TokenCounts(seen, counts)  # type: ignore[arg-type]

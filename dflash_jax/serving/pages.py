@@ -1,0 +1,291 @@
+"""Who holds which page of the paged layout: the host side of one page table for both pools.
+
+Host state in plain Python, nothing of JAX; the device arrays are `arena/paged.py`'s, what is read
+and written there follows the page lists kept here. Whole slots that keep their tokens, the
+contiguous counterpart, are `prefix.py`'s.
+
+A page is free, used (listed by at least one lease) or cached: held by nobody, its tokens known, and
+kept until its place is needed. Only full pages are ever known, so a page that can still be written
+is one request's own.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+@dataclasses.dataclass(eq=False)
+class _Content:
+    """The tokens of one full page after all those of its parents; the root is the empty prefix.
+
+    K/V of a token depends on every token before it, so content is a path from the root. A child is
+    found by its tokens, a dictionary's hash and then an equality check, under a parent that was
+    found the same way: no hash stands for tokens anywhere.
+
+    Attributes:
+        pages: that hold it; more than one where requests computed the same tokens side by side.
+            Never empty but in the root: parents outlive their children (`PagePool.release`).
+    """
+
+    parent: "_Content | None" = None
+    tokens: tuple[int, ...] = ()
+    children: "dict[tuple[int, ...], _Content]" = dataclasses.field(default_factory=dict)
+    pages: list[int] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(eq=False)
+class _Page:
+    """What the pool knows of one page; `content` only once it is full of committed tokens."""
+
+    references: int = 0
+    content: _Content | None = None
+    has_context: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class Lease:
+    """What one request holds of a pool.
+
+    Attributes:
+        pages: ids; position p of the request lies in `pages[p // page_size]`.
+        reused: leading prompt tokens whose target K/V is there already.
+        context_reused: leading ones of them whose drafter context is there too.
+        copies: (source, own page), to copy on the device before anything is written for this
+            request. The first `commit` says that it was done: until then sources are kept intact.
+        committed: leading positions whose tokens the pool was told.
+        content: of the last full page of them.
+        tail_has_context: whether all tokens after that page have drafter context.
+    """
+
+    pages: list[int]
+    reused: int
+    context_reused: int
+    copies: list[tuple[int, int]]
+    committed: int
+    content: _Content
+    tail_has_context: bool
+
+
+class _Prefix(NamedTuple):
+    """The longest known start of a prompt: full pages, then `extra` tokens of page `source`."""
+
+    pages: list[int]
+    content: _Content
+    source: int | None
+    extra: int
+
+
+class PagePool:
+    """`num_pages` pages of `page_size` positions, shared by requests that start alike.
+
+    Attributes:
+        hits, hit_tokens: admissions that reused anything, and the tokens that they reused.
+        evictions: cached pages whose tokens were given up for somebody else.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, *, reuse: bool = True):
+        """`reuse=False`: no page is ever shared or cached."""
+        self.page_size = page_size
+        self.hits = self.hit_tokens = self.evictions = 0
+        self._reuse = reuse
+        self._root = _Content()
+        self._pages = [_Page() for _ in range(num_pages)]
+        self._free = list(reversed(range(num_pages)))
+        self._cached: dict[int, None] = {}  # least recently used first
+
+    @property
+    def free(self) -> int:
+        """Pages that hold nothing."""
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        """Pages that nobody holds and that keep their tokens until they are needed."""
+        return len(self._cached)
+
+    @property
+    def used(self) -> int:
+        """Pages that requests hold."""
+        return len(self._pages) - self.free - self.cached
+
+    def fits(self, positions: int) -> bool:
+        """Whether a request of so many positions can be served at all, alone in the pool."""
+        return self._count(positions) <= len(self._pages)
+
+    def admit(self, tokens: Sequence[int], reserve: int) -> Lease | None:
+        """Pages for a prompt and `reserve` positions more; None and no change if too few are left.
+
+        What is known of the prompt is reused, all but its last token at most: there is always one
+        to compute, whose logits choose the next. Full pages are shared; where the reused tokens end
+        inside a page, its start is taken by a copy. Every position from `reused` on lies in a page
+        of the request's own.
+        """
+        needed = self._count(len(tokens) + reserve)
+        found = self._match(tokens[:-1])
+        sources = [] if found.source is None else [found.source]
+        if not self._can_take(needed - len(found.pages), [*found.pages, *sources]):
+            # A copy needs its source beside the pages of the request: one that must fill the pool
+            # computes these few tokens.
+            found, sources = found._replace(source=None, extra=0), []
+            if not self._can_take(needed - len(found.pages), found.pages):
+                return None
+        for page in [*found.pages, *sources]:
+            self._hold(page)
+        own = [self._take() for _ in range(needed - len(found.pages))]
+        reused = len(found.pages) * self.page_size + found.extra
+        self.hits += reused > 0
+        self.hit_tokens += reused
+        return Lease(
+            pages=found.pages + own,
+            reused=reused,
+            context_reused=self._with_context(found),
+            copies=[(source, own[0]) for source in sources],
+            committed=reused,
+            content=found.content,
+            tail_has_context=all(self._pages[source].has_context for source in sources),
+        )
+
+    def extend(self, lease: Lease, positions: int) -> bool:
+        """Makes the lease cover so many positions; False, and no change, if too few pages are left.
+
+        To be called before a round for all that the round may write, drafts that it will reject
+        included.
+        """
+        missing = self._count(positions) - len(lease.pages)
+        if not self._can_take(missing, []):
+            return False
+        lease.pages += [self._take() for _ in range(missing)]
+        return True
+
+    def commit(self, lease: Lease, tokens: Sequence[int], *, with_context: bool = False) -> None:
+        """Says which tokens the lease's positions 0 … len(tokens) - 1 hold; full pages are shared.
+
+        To be called with the whole sequence, of which only what is new is looked at, and only with
+        tokens whose K/V is written: the anchor has none yet.
+
+        Args:
+            with_context: the new ones have drafter context too, at their own positions.
+        """
+        self._let_go(source for source, _ in lease.copies)
+        lease.copies.clear()
+        while lease.committed < len(tokens):
+            index = lease.committed // self.page_size
+            start, end = index * self.page_size, (index + 1) * self.page_size
+            begun = lease.committed > start
+            lease.tail_has_context = with_context and (lease.tail_has_context or not begun)
+            lease.committed = min(end, len(tokens))
+            if lease.committed == end and self._reuse:
+                self._file(lease, lease.pages[index], tuple(tokens[start:end]))
+
+    def release(self, lease: Lease) -> None:
+        """Gives all pages back, at any moment: full pages of committed tokens stay cached.
+
+        The last page goes first, so that no page is evicted before those that continue it. A second
+        call does nothing.
+        """
+        self._let_go(source for source, _ in lease.copies)
+        lease.copies.clear()
+        self._let_go(reversed(lease.pages))
+        lease.pages.clear()
+
+    def _count(self, positions: int) -> int:
+        return -(-positions // self.page_size)
+
+    def _match(self, tokens: Sequence[int]) -> _Prefix:
+        content, pages, size = self._root, [], self.page_size
+        for start in range(0, len(tokens), size):
+            rest = tuple(tokens[start : start + size])
+            child = content.children.get(rest)
+            if child is None:
+                return _Prefix(pages, content, *self._match_start(content, rest))
+            content = child
+            pages.append(self._best(child))
+        return _Prefix(pages, content, None, 0)
+
+    def _match_start(self, content: _Content, rest: tuple[int, ...]) -> tuple[int | None, int]:
+        """The page after `content` whose tokens start like `rest`, and how far."""
+        starts = [
+            (_common(child.tokens, rest), self._best(child))
+            for child in content.children.values()
+            if child.tokens[0] == rest[0]
+        ]
+        if not starts:
+            return None, 0
+        length, page = max(starts, key=lambda s: (s[0], self._pages[s[1]].has_context))
+        return page, length
+
+    def _with_context(self, found: _Prefix) -> int:
+        """Leading tokens of the prefix that have context, up to the first page without."""
+        for index, page in enumerate(found.pages):
+            if not self._pages[page].has_context:
+                return index * self.page_size
+        partial = found.source is not None and self._pages[found.source].has_context
+        return len(found.pages) * self.page_size + (found.extra if partial else 0)
+
+    def _best(self, content: _Content) -> int:
+        """The page to share of those that hold the same: with context, if one has it."""
+        return max(content.pages, key=lambda page: self._pages[page].has_context)
+
+    def _can_take(self, count: int, held: Sequence[int]) -> bool:
+        """Whether `count` pages can be taken, those of `held` left alone."""
+        return count <= self.free + self.cached - sum(page in self._cached for page in held)
+
+    def _hold(self, page: int) -> None:
+        self._cached.pop(page, None)
+        self._pages[page].references += 1
+
+    def _take(self) -> int:
+        """A page for one request alone; the least recently used one is evicted if none is free."""
+        if not self._free:
+            oldest = next(iter(self._cached))
+            self._forget(oldest)
+            self.evictions += 1
+        page = self._free.pop()
+        self._pages[page].references = 1
+        return page
+
+    def _let_go(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._pages[page].references -= 1
+            if not self._pages[page].references:
+                self._retire(page)
+
+    def _retire(self, page: int) -> None:
+        """Caches the page that was just let go, or frees it."""
+        content = self._pages[page].content
+        if content is None:
+            self._free.append(page)
+            return
+        best = self._best(content)
+        for other in list(content.pages):
+            if other != best and not self._pages[other].references:
+                self._forget(other)
+        if not self._pages[best].references:
+            self._cached.pop(best, None)
+            self._cached[best] = None
+
+    def _forget(self, page: int) -> None:
+        """Frees a page that nobody holds, and its content with the last page of it."""
+        content = self._pages[page].content
+        assert content is not None and content.parent is not None
+        content.pages.remove(page)
+        if not content.pages:
+            del content.parent.children[content.tokens]
+        self._pages[page] = _Page()
+        self._cached.pop(page, None)
+        self._free.append(page)
+
+    def _file(self, lease: Lease, page: int, tokens: tuple[int, ...]) -> None:
+        """Makes a full page known, as the continuation of the lease's other full pages."""
+        children = lease.content.children
+        content = children.setdefault(tokens, _Content(lease.content, tokens))
+        content.pages.append(page)
+        state = self._pages[page]
+        state.content, state.has_context = content, lease.tail_has_context
+        lease.content = content
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of leading tokens that both share."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
