@@ -17,7 +17,7 @@ import tiny
 import tiny_engine
 from dflash_jax.serving.batch import Batch
 from dflash_jax.serving.row import Row
-from tiny_engine import HostDrafter, Watched, among
+from tiny_engine import Watched
 
 SERVED, ROWS = 96, 5
 WIDE: dict[str, Any] = {"max_seq_len": SERVED, "max_batch_size": ROWS}
@@ -37,11 +37,11 @@ class Request:
 def requests(vocab_size: int) -> list[Request]:
     """64 of them, half of which share beginnings."""
     rng = np.random.default_rng(4)
-    stems = [rng.integers(0, vocab_size, 30).tolist() for _ in range(3)]
+    stems = [rng.integers(0, vocab_size, 40).tolist() for _ in range(3)]
     made = []
     for index in range(64):
-        own = rng.integers(0, vocab_size, int(rng.integers(1, 40))).tolist()
-        stem = stems[index % 3][: int(rng.integers(1, 31))] if index % 2 else []
+        own = rng.integers(0, vocab_size, int(rng.integers(1, 30))).tolist()
+        stem = stems[index % 3][: int(rng.integers(10, 41))] if index % 4 else []
         prompt = [*stem, *own][: SERVED - 30]
         made.append(
             Request(
@@ -87,19 +87,17 @@ def alone(asked: list[Request]) -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def host(asked: list[Request], alone: list[Row]) -> HostDrafter:
-    """Drafts that are right up to a place which depends on the position alone."""
-    made = HostDrafter()
+def drafts(asked: list[Request], alone: list[Row]) -> tiny.Draft:
+    """Right up to a place in the block which depends on the position alone."""
     texts = [[*one.prompt, *row.generated] for one, row in zip(asked, alone, strict=True)]
-    made.rule = among(texts, wrong=lambda length: (length * 7) % 5)
-    return made
+    return tiny.known_among(texts, period=5)
 
 
 @pytest.fixture(scope="module")
-def traces(asked: list[Request], host: HostDrafter) -> list[list[int]]:
+def traces(asked: list[Request], drafts: tiny.Draft) -> list[list[int]]:
     """What each round accepts of a request that is alone."""
     engine = tiny_engine.engine(
-        PAIR / "target", PAIR / "drafter", host, max_seq_len=SERVED, max_batch_size=1
+        PAIR / "target", PAIR / "drafter", drafts, max_seq_len=SERVED, max_batch_size=1
     )
     batch = Batch(engine, reuse=False)
     rows = [tiny_engine.serve(batch, [made(one)])[0] for one in asked]
@@ -169,11 +167,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_request_of_a_crowd_is_what_it_is_alone(
-    case: str, asked: list[Request], alone: list[Row], host: HostDrafter, traces: list[list[int]]
+    case: str, asked: list[Request], alone: list[Row], drafts: tiny.Draft, traces: list[list[int]]
 ):
     """Faults 7, 20, 44, 55, 56, 57, 60, 66; every write is watched, bit by bit."""
     options = WIDE | CASES[case]
-    engine = tiny_engine.engine(PAIR / "target", PAIR / "drafter", host, **options)
+    engine = tiny_engine.engine(PAIR / "target", PAIR / "drafter", drafts, **options)
     batch = Batch(Watched(engine))
     rows = run(batch, asked)
     check(rows, alone, traces)
@@ -201,9 +199,9 @@ def test_host_drafts_leave_a_crowd_alone(asked: list[Request], alone: list[Row])
 
 
 def test_adaptive_drafting_leaves_texts_alone_and_says_what_it_decides(
-    asked: list[Request], alone: list[Row], host: HostDrafter
+    asked: list[Request], alone: list[Row], drafts: tiny.Draft
 ):
-    engine = tiny_engine.engine(PAIR / "target", PAIR / "drafter", host, adaptive=True, **WIDE)
+    engine = tiny_engine.engine(PAIR / "target", PAIR / "drafter", drafts, adaptive=True, **WIDE)
     batch = Batch(Watched(engine))
     rows = run(batch, asked)
     check(rows, alone, None)

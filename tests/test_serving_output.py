@@ -85,11 +85,8 @@ def test_exactly_max_tokens_ids_are_handed_out(limit):
 @pytest.mark.parametrize("limit", [1, 3, BLOCK, 13])
 def test_no_counter_passes_the_number_of_delivered_tokens(limit, stop):
     """Fault 27: ids, log-probabilities, characters and rounds of a byte each, at every push."""
-    output, stats = (
-        Output(BYTES, dj.SamplingParams(max_tokens=limit, logprobs=0, stop=stop), ()),
-        [],
-    )
-    pushed = 0
+    params = dj.SamplingParams(max_tokens=limit, logprobs=0, stop=stop)
+    output, delivered, pushed = Output(BYTES, params, ()), [], 0
     while output.finish_reason is None:
         before, ids = output.num_generated, list(b"a" * BLOCK)
         piece = output.push(ids, scored(ids, pushed))

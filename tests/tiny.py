@@ -226,6 +226,29 @@ def known(text: Sequence[int], *, wrong_at: Sequence[int] = ()) -> Draft:
     return drafts
 
 
+def known_among(texts: Sequence[Sequence[int]], period: int) -> Draft:
+    """Proposes the going-on of the first text with this anchor at this place, wrong at one slot.
+
+    That slot is (7 x length) mod `period`: it depends on the place alone, so that a text's trace
+    does not depend on its company. Unlike a drafter on the host, such programs are cached.
+    """
+    longest = max(map(len, texts))
+    padded = np.zeros((len(texts), longest + 64), np.int32)
+    for row, text in enumerate(texts):
+        padded[row, : len(text)] = text
+
+    def drafts(anchors, lengths, own):
+        known = jnp.asarray(padded)
+        at = jnp.minimum(lengths, longest)
+        first = jnp.argmax(known[:, at] == anchors[None, :], axis=0)
+        offsets = jnp.arange(own.shape[1], dtype=jnp.int32)[None, :]
+        tokens = known[first[:, None], at[:, None] + 1 + offsets]
+        wrong = offsets == (7 * lengths[:, None]) % period
+        return jnp.where(wrong, (tokens + 1) % VOCAB, tokens)
+
+    return drafts
+
+
 def never(table: dict[int, int] | None = None) -> Draft:
     """Proposes only what the scripted target will not say."""
     right = perfect(table)

@@ -17,6 +17,7 @@ from dflash_jax.cli.doctor import doctor
 from dflash_jax.cli.generate import generate
 from dflash_jax.cli.logs import logs_on_terminal
 from dflash_jax.cli.plan import plan
+from dflash_jax.cli.serve import serve
 from dflash_jax.cli.terminal import complain
 from dflash_jax.cli.train import train
 from dflash_jax.errors import DFlashError
@@ -52,7 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, generate, chat, plan, convert, train, doctor):
+for command in (demo, generate, chat, serve, plan, convert, train, doctor):
     app.command()(command)
 
 

@@ -58,7 +58,7 @@ class AdaptiveDrafting:
 
     def observe(self, rows: int, plain: bool, seconds: float, tokens: int) -> str | None:
         """Takes in a round; says so when it changes the choice."""
-        self._way(rows, plain).observe(seconds, tokens)
+        self._way(rows, plain).observe(seconds, float(tokens))
         ways = self._way(rows, False), self._way(rows, True)
         if min(way.rounds for way in ways) < LEAST_ROUNDS:
             return None

@@ -47,9 +47,7 @@ class Job:
         outcome, seconds: how it ended, and after what time; None before that.
     """
 
-    def __init__(
-        self, cancel: Callable[["Job"], None], listener: Listener, deadline: float | None
-    ):
+    def __init__(self, cancel: Callable[["Job"], None], listener: Listener, deadline: float | None):
         self._cancel, self._listener, self._deadline = cancel, listener, deadline
         self._rounds: dict[int, int] = {}
         self.rows: Sequence[Row] = ()

@@ -12,6 +12,13 @@ from typing import Any
 Schema = Mapping[str, Any]
 
 _LONGEST_SHOWN = 60
+_PLURALS = {
+    "string": "strings",
+    "integer": "whole numbers",
+    "number": "numbers",
+    "array": "lists",
+    "object": "objects",
+}
 
 
 class Mismatch(ValueError):
@@ -51,10 +58,9 @@ def needed(schema: Schema) -> str:
         case "string":
             return "a string" if not schema.get("minLength") else "a string that is not empty"
         case "array":
-            least, most = schema.get("minItems"), schema.get("maxItems")
-            size = [f"at least {least}"] if least else []
-            size += [f"at most {most}"] if most is not None else []
-            return f"a list of {', '.join([*size, _plural(needed(schema['items']))])}"
+            least, most = schema.get("minItems", 0), schema.get("maxItems")
+            size = f"{least} to {most}" if most is not None else f"{least} or more"
+            return f"a list of {size} {_PLURALS[schema['items'].get('type', 'object')]}"
         case "boolean":
             return "true or false"
     return "an object"
@@ -67,12 +73,8 @@ def _bounds(schema: Schema) -> list[str]:
         ("maximum", "<="),
         ("exclusiveMaximum", "<"),
     )
-    found = [f"{sign} {schema[name]}" for name, sign in words if name in schema]
+    found = [f"{sign} {schema[name]:.10g}" for name, sign in words if name in schema]
     return [" and ".join(found)] if found else []
-
-
-def _plural(words: str) -> str:
-    return words.removeprefix("a ").removeprefix("an ") + " each"
 
 
 def _mismatch(value: Any, schema: Schema, path: str) -> Mismatch:

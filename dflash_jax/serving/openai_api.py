@@ -14,7 +14,6 @@ from dflash_jax.serving.json_schema import Mismatch, Schema, check
 from dflash_jax.serving.request import SamplingParams
 
 Kind = Literal["chat", "completion"]
-Messages = list[dict[str, str]]
 
 
 class ApiError(Exception):
@@ -59,7 +58,7 @@ class ApiRequest(NamedTuple):
     """
 
     kind: Kind
-    prompts: list[str] | list[list[int]] | list[Messages]
+    prompts: list[Any]
     options: dict[str, Any]
     max_tokens: int | None
     model: str | None

@@ -197,7 +197,7 @@ _CONSTRAINED = (
     "output that has to follow a grammar or a schema is not supported: every draft would have to "
     "be checked against it. Leave it out, and ask for the form in the prompt"
 )
-_TOOLS = "tools are not supported: leave it out"
+_TOOLS = "calling tools is not supported: leave it out"
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "response_format": (({"type": "text"},), _CONSTRAINED),

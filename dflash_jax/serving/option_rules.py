@@ -134,7 +134,9 @@ def _are_biases(value: object) -> bool:
     return value is None or (
         isinstance(value, Mapping)
         and len(value) <= MAX_BIAS
-        and all(_is_whole(id_, 0) and _is_within(bias, -100, 100) for id_, bias in value.items())
+        and all(
+            _is_whole(id_, 0) and _is_within(bias, -100.0, 100.0) for id_, bias in value.items()
+        )
     )
 
 
@@ -147,14 +149,14 @@ class _Rule(NamedTuple):
 _RULES = (
     _Rule(
         "temperature",
-        lambda x: _is_within(x, 0, 1e4) and x < 1e4,
+        lambda x: _is_within(x, 0.0, 1e4) and x < 1e4,
         "a number >= 0 and below 10000",
     ),
-    _Rule("top_p", lambda x: _is_within(x, 0, 1) and x > 0, "a number above 0, up to 1,"),
+    _Rule("top_p", lambda x: _is_within(x, 0.0, 1.0) and x > 0, "a number above 0, up to 1,"),
     _Rule(
         "top_k", lambda x: _is_whole(x, 0, _MAX_INT32), f"a whole number from -1 to {_MAX_INT32}"
     ),
-    _Rule("min_p", lambda x: _is_within(x, 0, 1), "a number from 0 to 1"),
+    _Rule("min_p", lambda x: _is_within(x, 0.0, 1.0), "a number from 0 to 1"),
     _Rule("max_tokens", lambda x: _is_whole(x, 1), "a whole number >= 1"),
     _Rule("min_tokens", lambda x: _is_whole(x, 0), "a whole number >= 0"),
     _Rule("stop", _are_stops, f"a text, or a list of up to {MAX_STOPS}, none of them empty,"),
@@ -171,8 +173,8 @@ _RULES = (
         lambda x: x is None or _is_whole(x, 0, MAX_LOGPROBS),
         f"None or a whole number from 0 to {MAX_LOGPROBS}",
     ),
-    _Rule("presence_penalty", lambda x: _is_within(x, -2, 2), "a number from -2 to 2"),
-    _Rule("frequency_penalty", lambda x: _is_within(x, -2, 2), "a number from -2 to 2"),
+    _Rule("presence_penalty", lambda x: _is_within(x, -2.0, 2.0), "a number from -2 to 2"),
+    _Rule("frequency_penalty", lambda x: _is_within(x, -2.0, 2.0), "a number from -2 to 2"),
     # Logits are divided by it in float32: far below, they would overflow.
     _Rule(
         "repetition_penalty", lambda x: _is_within(x, 1e-4, 1e4), "a number from 0.0001 to 10000"
