@@ -278,9 +278,11 @@ def test_an_engine_with_a_ring_drafts_and_answers_as_one_with_every_row(pair, si
     for one in sides:
         one.host.rule = among(texts, wrong=lambda length: length % 6)
         rows = [
-            one.batch.submit(ids, dj.SamplingParams(max_tokens=len(answer)), 0, ())
+            tiny_engine.request(ids, dj.SamplingParams(max_tokens=len(answer)))
             for ids, answer in zip(prompts, answers, strict=True)
         ]
+        for row in rows:
+            tiny_engine.one_at_a_time(one.batch).submit(row)
         while any(row.finish_reason is None for row in rows):
             one.batch.step()
             one.logits.append(np.asarray(logits(one.engine.state)))

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dflash_jax.decoding.filters import top_k_floor, top_p_floor
+from dflash_jax.decoding.filters import lowest_allowed, top_k_floor, top_p_floor
+from sampling_oracle import Wish, options_of
 
 TINIEST = float(np.finfo(np.float32).tiny)
 VALUES = {
@@ -65,6 +66,15 @@ def test_what_an_earlier_filter_took_out_counts_for_nothing():
         shares = jnp.asarray(np.where(np.arange(4) < kept, p / p[0], 0).astype(np.float32))
         floor = _top_p(scores, shares[None, None], jnp.array([top_p], jnp.float32))
         assert floor[0, 0] == scores[0, 0, least], (kept, top_p)
+
+
+def test_top_p_1_keeps_a_tail_that_a_sum_in_float32_loses():
+    """Beside a row that does filter; 1 + 2e-9 is 1 in float32."""
+    scores = jnp.array([[[0.0, -20.0]]] * 2, jnp.float32)
+    options = options_of([Wish(temperature=1.0), Wish(temperature=1.0, top_p=0.9)])
+    best, temperatures = jnp.zeros((2, 1)), jnp.ones((2,))
+    floor = lowest_allowed(scores, best, temperatures, options)
+    assert np.asarray(scores >= floor[:, :, None]).tolist() == [[[True, True]], [[True, False]]]
 
 
 def test_a_vocabulary_of_the_real_size_is_cut_exactly():

@@ -26,7 +26,7 @@ WISHES = {
     "hot": Wish(temperature=2.5, seed=2),
     "top_k": Wish(temperature=1.0, seed=3, top_k=4),
     "top_p": Wish(temperature=1.0, seed=4, top_p=0.7),
-    "min_p": Wish(temperature=1.0, seed=5, min_p=0.2),
+    "min_p": Wish(temperature=1.6, seed=5, min_p=0.2),
     "top_k and top_p": Wish(temperature=1.3, seed=6, top_k=5, top_p=0.8),
     "all filters": Wish(temperature=1.5, seed=7, top_k=6, top_p=0.9, min_p=0.08),
     "bias": Wish(temperature=1.0, seed=8, bias={2: 3.0, 5: -100.0, 11: 1.5}),

@@ -180,7 +180,8 @@ def test_history_is_prompt_and_answer_after_every_round_at_every_width(t_pair, n
     t_pair.host.rule = among([text], wrong=lambda length: None)
     for width, batch in narrow.items():
         for prompt, count in requests:
-            row = batch.submit(prompt, dj.SamplingParams(max_tokens=count), 0, ())
+            row = tiny_engine.request(prompt, dj.SamplingParams(max_tokens=count))
+            tiny_engine.one_at_a_time(batch).submit(row)
             while row.finish_reason is None:
                 batch.step()
                 assert prompt + row.token_ids == text[: len(prompt + row.token_ids)], width
@@ -238,13 +239,17 @@ def test_drafts_of_a_request_do_not_depend_on_its_batch_mates(t_pair: Pair, tmp_
     )
     drafts = []
     for mates in (0, 2, 4):
-        first = batch.submit(t_pair.prompt(9), dj.SamplingParams(max_tokens=12), 0, ())
-        for i in range(mates):
-            batch.submit(t_pair.prompt(3 + 4 * i), dj.SamplingParams(max_tokens=16), 0, ())
+        first = tiny_engine.request(t_pair.prompt(9), dj.SamplingParams(max_tokens=12))
+        beside = dj.SamplingParams(max_tokens=16)
+        others = [tiny_engine.request(t_pair.prompt(3 + 4 * i), beside) for i in range(mates)]
+        for row in (first, *others):
+            tiny_engine.one_at_a_time(batch).submit(row)
         seen = []
         while first.finish_reason is None:
+            slot, rounds = first.slot, first.stats.num_rounds
             batch.step()
-            seen.append(batch.last_rounds[0].drafts)
+            if first.stats.num_rounds > rounds and slot is not None:
+                seen.append(batch.last_rounds[slot].drafts)
         while any(batch.slots):
             batch.step()
         drafts.append(seen)

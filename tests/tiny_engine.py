@@ -174,6 +174,12 @@ def request(
     )
 
 
+def one_at_a_time(batch: Batch) -> Batch:
+    """The batch, reading every round before the next is dispatched: its state is what it says."""
+    batch._may_fly = lambda: False  # type: ignore[method-assign]
+    return batch
+
+
 def serve(batch: Batch, rows: Sequence[Row]) -> list[Row]:
     """Runs requests to their end."""
     for row in rows:
@@ -186,7 +192,8 @@ def serve(batch: Batch, rows: Sequence[Row]) -> list[Row]:
 def run(batch: Batch, *requests: tuple[Sequence[int], int]) -> list[Row]:
     """Serves (prompt, max_tokens) requests to their end, greedily."""
     params = (dj.SamplingParams(max_tokens=count) for _, count in requests)
-    return serve(batch, [request(*pair) for pair in zip((p for p, _ in requests), params)])
+    rows = [request(ids, one) for (ids, _), one in zip(requests, params, strict=True)]
+    return serve(batch, rows)
 
 
 def prefill(
