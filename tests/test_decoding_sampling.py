@@ -193,6 +193,12 @@ def test_a_filter_that_allows_only_the_best_id_is_greedy(name: str):
     assert np.array_equal(choose(logits, [ONLY_THE_BEST[name]]), np.argmax(logits, axis=-1))
 
 
+def test_no_temperature_overflows():
+    logits = jnp.array([[[1e38, 3e38, -3e38]]] * 3, jnp.float32)
+    wishes = [Wish(temperature=t, seed=2) for t in (1e-40, 1e-3, 1.0)]
+    assert choose(logits, wishes).ravel().tolist() == [1, 1, 1]
+
+
 def test_an_impossible_id_is_never_drawn():
     """Fault 11: 200,000 draws, the impossible ids being the likely ones."""
     logits = jnp.log(jnp.array([0.4, 0.3, 0.2, 0.1], jnp.float32))[None]
@@ -274,10 +280,10 @@ def test_a_nan_logit_spoils_its_own_token_and_no_other(place: int):
 
 
 def test_without_options_the_choice_is_that_of_the_greedy_program():
-    logits = random_logits(4, 6, 97).at[1, 2, :].set(0.5)
+    logits = random_logits(4, 6, 97).at[:2, 2, :].set(0.5)
     plain = choose(logits, [Wish()] * 4)
     assert np.array_equal(plain, healthy_tokens(logits))
-    assert plain[1, 2] == 0
+    assert plain[1, 2] == 0  # a tie goes to the lowest id, and no noise breaks it
     beside = choose(
         logits, [Wish(), Wish(temperature=1.0), Wish(bias={1: 2.0}), Wish(presence=1.0)]
     )

@@ -57,7 +57,7 @@ def batch(target, answers, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         max_seq_len=SERVED,
         max_batch_size=2,
     )
-    yield Batch(Watched(engine))
+    yield Batch(Watched(engine), reuse=False)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -141,11 +141,16 @@ def test_nothing_compiles_in_service_whatever_is_asked(served: dj.LLM):
         dj.SamplingParams(max_tokens=11, temperature=2.0),
         dj.SamplingParams(max_tokens=1, ignore_eos=True),
         dj.SamplingParams(max_tokens=400),
-        dj.SamplingParams(max_tokens=3, top_k=3),
+        dj.SamplingParams(max_tokens=3, top_k=3, temperature=1.0, logprobs=4, n=2),
+        dj.SamplingParams(max_tokens=9, logit_bias={3: -5.0}, repetition_penalty=1.2, min_tokens=2),
+        dj.SamplingParams(max_tokens=9, speculate=False),
     ]
-    prompts = [[7] * 20, [8] * 31, [9], [10] * 39, [1], [2]]
+    prompts = [[7] * 20, [8] * 31, [9], [10] * 39, [1], [2], [8] * 25, [7] * 25]
     done = served.generate(prompts, others)
-    assert [d.finish_reason == "abort" for d in done] == [False] * 4 + [True] * 2
+    assert [d.finish_reason == "abort" for d in done] == [False] * 4 + [True] + [False] * 3
+    row = served.submit([7] * 21, first)[0]
+    served.step()
+    served.cancel(row)
     assert served.compiles_in_service == before
     # The counter does count: an eager helper in the way would be seen.
     jnp.arange(int(before) + 17, dtype=jnp.int32).sum().block_until_ready()

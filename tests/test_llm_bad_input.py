@@ -92,9 +92,10 @@ def test_a_request_that_fills_the_served_length_is_served_exactly(llm, length):
         (dj.SamplingParams(temperature=-0.1), "temperature=-0.1"),
         (dj.SamplingParams(temperature=float("nan")), "temperature=nan"),
         (dj.SamplingParams(seed=-1), "seed=-1"),
-        (dj.SamplingParams(top_p=0.9), "top_p=0.9"),
-        (dj.SamplingParams(stop="x"), "stop='x'"),
-        (dj.SamplingParams(n=2), "n=2"),
+        (dj.SamplingParams(top_p=1.5), "top_p=1.5"),
+        (dj.SamplingParams(stop_token_ids=range(100, 140)), "end ids"),
+        (dj.SamplingParams(n=0), "n=0"),
+        (dj.SamplingParams(logit_bias={10**6: 1.0}), "token id 1000000"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

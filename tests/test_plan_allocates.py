@@ -36,7 +36,7 @@ for dtype in ("float32", "bfloat16"):
         )
         held = [0] * shards
         engine = llm._engine
-        for leaf in jax.tree.leaves((engine._target.leaves, engine._drafter.leaves, engine.state)):
+        for leaf in jax.tree.leaves((engine._leaves, engine.state)):
             for shard in leaf.addressable_shards:
                 held[shard.device.id] += shard.data.nbytes
         plan = llm.plan

@@ -166,38 +166,87 @@ def test_a_tiny_temperature_is_greedy_and_a_seed_does_not_touch_greedy_rows(pair
         assert with_drafter.generate([1, 2, 3], params)[0].token_ids == greedy
 
 
-EXTREMES = {
-    "top_p": 0.1,
-    "top_k": 1,
-    "min_p": 0.9,
-    "min_tokens": 5,
-    "stop": ["x"],
-    "n": 4,
-    "logprobs": 1,
-    "presence_penalty": 2.0,
-    "frequency_penalty": 2.0,
-    "repetition_penalty": 2.0,
-    "logit_bias": {1: -100.0},
-    "speculate": False,
+EXTREMES: dict[str, dict[str, object]] = {
+    "temperature": {"temperature": 1.0, "seed": 5},
+    "seed": {"temperature": 1.0, "seed": 6},
+    "top_p": {"temperature": 1.0, "seed": 5, "top_p": 0.1},
+    "top_k": {"temperature": 1.0, "seed": 5, "top_k": 1},
+    "min_p": {"temperature": 1.0, "seed": 5, "min_p": 0.9},
+    "max_tokens": {"max_tokens": 3},
+    "stop_token_ids": {"stop_token_ids": [0, 1, 2, 3]},
+    "min_tokens": {"stop_token_ids": [0, 1, 2, 3], "min_tokens": 5},
+    "presence_penalty": {"presence_penalty": 2.0},
+    "frequency_penalty": {"frequency_penalty": 2.0},
+    "repetition_penalty": {"repetition_penalty": 9.0},
+    "logit_bias": {"logit_bias": {1: 100.0}},
 }
-HONOURED = {"temperature", "max_tokens", "stop_token_ids", "ignore_eos", "seed"}
+ELSEWHERE = {"stop", "ignore_eos", "n", "logprobs", "speculate"}
 
 
-def test_every_parameter_is_either_honoured_or_in_the_list_below():
+def test_every_parameter_is_shown_to_act_here_or_where_it_needs_more_than_ids():
+    """Fault 17; stops need text, the others change what comes with the ids, not the ids."""
     fields = {field.name for field in dataclasses.fields(dj.SamplingParams)}
-    assert fields == HONOURED | set(EXTREMES)
+    assert fields == set(EXTREMES) | ELSEWHERE
 
 
-@pytest.mark.parametrize("name", list(EXTREMES))
-def test_a_parameter_that_is_not_honoured_is_refused_by_name_and_alone(markov, name: str):
-    """Fault 17."""
-    bad = dj.SamplingParams(max_tokens=3, **{name: EXTREMES[name]})
-    good = dj.SamplingParams(max_tokens=3)
-    with pytest.raises(RequestError, match=name):
-        markov["plain"].generate([2], bad)
-    done = markov["plain"].generate([[2], [2], [2]], [good, bad, good])
-    assert [d.finish_reason for d in done] == ["length", "abort", "length"]
-    assert done[1].error is not None and name in done[1].error
+@pytest.mark.parametrize("mode", ["plain", "likely"])
+def test_every_parameter_changes_the_ids_and_the_same_with_a_drafter_as_without(markov, mode: str):
+    """Faults 13, 17, 114, 117."""
+    base = {"max_tokens": 24}
+    params = [dj.SamplingParams(**(base | one)) for one in [{}, *EXTREMES.values()]]  # type: ignore[arg-type]
+    done = [d.token_ids for d in markov[mode].generate([[2]] * len(params), params)]
+    plain = [d.token_ids for d in markov["plain"].generate([[2]] * len(params), params)]
+    assert done == plain
+    texts = dict(zip(["", *EXTREMES], done, strict=True))
+    sampled = texts["temperature"]
+    for name in ("seed", "top_p", "top_k", "min_p"):
+        assert texts[name] != sampled, name
+    for name in set(EXTREMES) - {"seed", "top_p", "top_k", "min_p", "min_tokens"}:
+        assert texts[name] != texts[""], name
+    assert len(texts["stop_token_ids"]) == 1 and len(texts["min_tokens"]) == 6
+    assert set(texts["logit_bias"]) == {1} and texts["top_k"] == texts[""]
+
+
+def test_n_answers_differ_and_come_again_and_the_first_is_that_of_n_1(markov):
+    """Fault 21."""
+    params = dj.SamplingParams(temperature=1.0, max_tokens=16, seed=7, n=4)
+    for llm in markov.values():
+        done = llm.generate([2], params)[0]
+        texts = [choice.token_ids for choice in done.choices]
+        assert len({tuple(ids) for ids in texts}) == 4 and done.token_ids == texts[0]
+        again = llm.generate([2], params)[0]
+        assert [choice.token_ids for choice in again.choices] == texts
+        one = llm.generate([2], dataclasses.replace(params, n=1))[0]
+        assert one.token_ids == texts[0]
+        greedy = llm.generate([2], dj.SamplingParams(max_tokens=9, n=3))[0]
+        assert len({tuple(choice.token_ids) for choice in greedy.choices}) == 1
+
+
+@pytest.mark.parametrize("mode", ["plain", "likely", "unlikely"])
+def test_a_log_probability_comes_with_every_id_and_is_the_targets(markov, mode: str):
+    """Fault 113: accepted, corrected and bonus tokens alike; the chain tells what is right."""
+    params = dj.SamplingParams(temperature=1.0, max_tokens=20, seed=3, logprobs=2)
+    done = markov[mode].generate([2], params)[0]
+    assert done.logprobs is not None and len(done.logprobs) == 20
+    before = 2
+    for token, entry in zip(done.token_ids, done.logprobs, strict=True):
+        assert entry.token_id == token
+        assert entry.logprob == pytest.approx(np.log(MARKOV[before][token]), abs=1e-3)
+        best = np.argsort(-MARKOV[before])[:2]
+        assert [i for i, _ in entry.top] == best.tolist()
+        before = token
+
+
+def test_a_request_that_does_not_speculate_drafts_nothing_and_says_so(markov):
+    """Fault 93."""
+    llm, params = markov["likely"], dj.SamplingParams(max_tokens=12)
+    plain = dataclasses.replace(params, speculate=False)
+    for beside in ([], [params]):
+        done = llm.generate([[2]] * (1 + len(beside)), [plain, *beside])
+        assert done[0].stats.num_drafts == 0 and done[0].stats.speculation == "none"
+        for other in done[1:]:
+            assert other.stats.num_drafts > 0 and other.stats.speculation == "dflash"
+            assert other.token_ids == done[0].token_ids
 
 
 @pytest.mark.parametrize(
@@ -215,7 +264,7 @@ def test_values_out_of_range_are_refused_by_name(name: str, value):
         dj.SamplingParams(**{name: value}).check()
 
 
-@pytest.mark.parametrize("empty", [{"stop": []}, {"stop": ""}, {"logit_bias": {}}], ids=repr)
+@pytest.mark.parametrize("empty", [{"stop": []}, {"stop": None}, {"logit_bias": {}}], ids=repr)
 def test_an_empty_wish_is_no_wish(markov, empty):
     done = markov["plain"].generate([2], dj.SamplingParams(max_tokens=2, **empty))
     assert done[0].finish_reason == "length"

@@ -163,7 +163,7 @@ def test_context_is_reused_up_to_the_first_page_without():
     memory.run(first, range(9), with_context=True)
     memory.run(first, range(12), with_context=False)
     memory.run(first, range(16), with_context=True)
-    for length, reused, context in ((8, 7, 7), (9, 8, 8), (11, 10, 8), (13, 12, 8), (16, 15, 8)):
+    for length, reused, context in ((8, 7, 7), (9, 8, 8), (11, 10, 8), (13, 12, 8), (17, 16, 8)):
         lease = memory.pool.admit(range(length), 0)
         assert lease is not None
         assert (lease.reused, lease.context_reused) == (reused, context)
@@ -212,6 +212,24 @@ def test_the_least_recently_used_pages_are_evicted_and_the_ends_of_prefixes_firs
         memory.pool.release(lease)
 
 
+def test_a_page_is_not_evicted_before_what_continues_it_though_its_twin_was_left_long_ago():
+    """Two requests compute the same page side by side; the one that goes on leaves last."""
+    memory = small(num_pages=4)
+    first, second = (memory.pool.admit(range(4), 0) for _ in range(2))
+    assert first is not None and second is not None
+    memory.run(first, range(4))
+    memory.run(second, range(4))
+    memory.pool.release(first)
+    assert memory.pool.extend(second, 8)
+    memory.run(second, range(8))
+    memory.pool.release(second)
+    assert (memory.pool.free, memory.pool.cached) == (2, 2)
+    memory.pool.release(served(memory, range(50, 62)))
+    assert memory.pool.evictions == 1
+    lease = memory.pool.admit(range(9), 0)
+    assert lease is not None and lease.reused == 4
+
+
 def test_admission_waits_without_a_trace_until_pages_are_given_back():
     memory = small(num_pages=4)
     running = served(memory, range(8), reserve=2)
@@ -254,7 +272,9 @@ def test_a_request_cancelled_before_its_copy_gives_the_source_back():
     lease = memory.pool.admit(range(4), 0)
     assert lease is not None and memory.pool.used == 2
     memory.pool.release(lease)
+    before = state(memory.pool)
     memory.pool.release(lease)
+    assert state(memory.pool) == before
     assert (memory.pool.free, memory.pool.cached, memory.pool.used) == (7, 1, 0)
 
 
@@ -473,9 +493,36 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 AnyOrder.TestCase.settings = settings(
-    deadline=None, max_examples=150, stateful_step_count=40, derandomize=True
+    deadline=None, max_examples=60, stateful_step_count=40, derandomize=True
 )
 test_requests_in_any_order_share_what_is_there_and_lose_no_page = AnyOrder.TestCase
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_long_random_walk_of_requests_holds_the_same(seed: int):
+    """Longer than what hypothesis draws, so that pages are evicted and duplicated many times."""
+    draw, machine = random.Random(seed), AnyOrder()
+
+    def text() -> list[int]:
+        return draw.choices([0, 0, 0, 1], k=draw.randrange(1, 14))
+
+    for _ in range(1500):
+        number, with_context = draw.randrange(50), draw.random() < 0.7
+        step = draw.choice("admit compute compute decode decode release".split())
+        if step == "admit":
+            machine.admit(text(), draw.randrange(6))
+        elif step == "compute":
+            machine.compute(number, draw.randrange(1, 7), with_context)
+        elif step == "decode":
+            machine.decode(number, text()[:4], draw.randrange(6), with_context)
+        else:
+            machine.release(number)
+        machine.a_page_is_free_or_cached_or_used_by_those_who_list_it()
+        machine.what_can_be_written_is_not_shared()
+        machine.what_a_lease_claims_is_what_its_pages_hold()
+        machine.every_page_that_keeps_tokens_can_be_found_by_them()
+    assert machine.pool.hits > 100 and machine.pool.evictions > 100
+    machine.teardown()
 
 
 def test_the_pool_imports_no_jax():

@@ -4,6 +4,7 @@ The oracle keeps each slot's tokens and the order of touches in two dictionaries
 run in the module, counted by the interpreter's own trace hook.
 """
 
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -113,9 +114,36 @@ class AgainstBruteForce(RuleBasedStateMachine):
 
 
 AgainstBruteForce.TestCase.settings = settings(
-    deadline=None, max_examples=150, stateful_step_count=30, derandomize=True
+    deadline=None, max_examples=60, stateful_step_count=30, derandomize=True
 )
 test_any_calls_in_any_order_answer_as_brute_force = AgainstBruteForce.TestCase
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_long_random_walk_of_calls_answers_as_brute_force(seed: int):
+    """Longer than what hypothesis draws, so that paths fork, grow and close many times."""
+    draw, machine = random.Random(seed), AgainstBruteForce()
+
+    def tokens() -> list[int]:
+        return draw.choices([0, 0, 0, 1], k=draw.randrange(8))
+
+    for _ in range(2000):
+        slot, other = draw.choices(SLOTS, k=2)
+        step = draw.choice("put extend extend start start drop touch".split())
+        if step == "put":
+            machine.put(slot, tokens())
+        elif step == "extend":
+            machine.extend(slot, tokens()[:3], draw.random() < 0.5)
+        elif step == "start":
+            machine.put_the_start_of(slot, other, draw.randrange(1, 8))
+        elif step == "drop":
+            machine.drop(slot)
+        else:
+            machine.touch(slot)
+        machine.longest(tokens() + tokens())
+        machine.least_recent({slot, other})
+        machine.each_slot_holds_what_it_was_given()
+        machine.nodes_are_bounded_by_slots()
 
 
 def test_the_slot_with_the_longest_common_prefix_is_found():

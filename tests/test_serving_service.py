@@ -17,7 +17,7 @@ from dflash_jax.serving.service import QueueFull, Service, ServiceStopped
 from fake_llm import FakeLLM, answer_ids
 
 PROMPT = [5, 6]
-SOON = 10  # seconds; what a test waits for comes within milliseconds
+SOON = 10.0  # seconds; what a test waits for comes within milliseconds
 
 
 @pytest.fixture
@@ -205,15 +205,15 @@ def test_drain_waits_for_the_open_requests_and_takes_no_new_ones(llm: FakeLLM, s
         service.submit(PROMPT, params(), ignore)
     llm.paused = False
     assert service.drain(SOON)
-    assert job.completion(0).finish_reason == "length"
+    assert job.completion(0.0).finish_reason == "length"
 
 
 def test_shutdown_ends_what_is_open_and_the_thread(llm: FakeLLM):
-    service, heard = Service(llm), []
+    heard: list[Update] = []
     llm.paused = True
-    jobs = [service.submit(PROMPT, params(n=2), heard.append) for _ in range(2)]
-    service.shutdown()
-    service.shutdown()
+    with Service(llm) as service:
+        jobs = [service.submit(PROMPT, params(n=2), heard.append) for _ in range(2)]
+        service.shutdown()
     assert not service.alive and not service.ready
     assert [job.outcome for job in jobs] == ["cancelled"] * 2
     assert [update.piece.finish_reason for update in heard] == ["abort"] * 4
@@ -224,7 +224,6 @@ def test_shutdown_ends_what_is_open_and_the_thread(llm: FakeLLM):
 
 def test_a_request_between_two_threads_is_answered_or_refused_when_the_service_ends(llm: FakeLLM):
     ends: list[str] = []
-    service = Service(llm)
 
     def ask() -> None:
         try:
@@ -235,10 +234,10 @@ def test_a_request_between_two_threads_is_answered_or_refused_when_the_service_e
             ends.append("refused")
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    until(lambda: len(ends) > 20)
-    service.shutdown()
+    with Service(llm) as service:
+        for thread in threads:
+            thread.start()
+        until(lambda: len(ends) > 20)
     for thread in threads:
         thread.join(SOON)
         assert not thread.is_alive()

@@ -3,7 +3,8 @@
 It grows one to one with committed target positions, always strictly before the anchor. Positions
 are slot-local: `append_context` derives them from the slot's length and is the only function that
 does, so keys, lengths and rotations cannot disagree. A drafter all of whose layers slide gets a
-ring that holds the last positions alone.
+ring that holds the last positions alone. With `context_store="pool"` the rows lie in pages, at the
+places of the target's own (`KVArena.pages`), which every caller hands in.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Int
 
+from dflash_jax.arena.paged import clean_pages, copy_page, table_rows, write_pages
 from dflash_jax.arena.rows import (
     ArenaRows,
     KeyValues,
@@ -54,8 +56,18 @@ class ContextRing(ContextArena):
     __slots__ = ()
 
 
+class ContextPool(ContextArena):
+    """A `ContextArena` whose layers are pages [p, k, s, d], found through the target's table.
+
+    Row and token of a slot are one and the same here: pages are shared by their tokens, so a
+    context never starts behind the first of them, and there is no ring.
+    """
+
+    __slots__ = ()
+
+
 def init_context_arena(config: ResolvedConfig, dtype: DTypeLike) -> ContextArena:
-    """Zero-filled arena for `max_batch_size` slots; see `sizes.drafter_capacity`.
+    """Zero-filled arena for `max_batch_size` slots (`sizes.drafter_capacity`), or a pool of pages.
 
     Raises:
         ConfigError: the configuration has no drafter.
@@ -67,8 +79,10 @@ def init_context_arena(config: ResolvedConfig, dtype: DTypeLike) -> ContextArena
     whole = context_capacity(
         config.max_seq_len, drafter.max_position_embeddings, config.block_width
     )
-    kind = ContextRing if capacity < whole else ContextArena
-    shape = (config.max_batch_size, drafter.num_key_value_heads, capacity, drafter.head_dim)
+    kind, rows = ContextRing if capacity < whole else ContextArena, config.max_batch_size
+    if config.context_store == "pool":
+        kind, rows, capacity = ContextPool, config.num_pages, config.page_size
+    shape = (rows, drafter.num_key_value_heads, capacity, drafter.head_dim)
     return kind(
         empty_layers(drafter.num_hidden_layers, shape, jnp.dtype(dtype)),
         jnp.zeros((config.max_batch_size,), jnp.int32),
@@ -81,6 +95,8 @@ def append_context(
     slots: Int[Array, " b"],
     features_kv: FeaturesKV,
     counts: Int[Array, " b"],
+    *,
+    table: Int[Array, "n r"] | None = None,
 ) -> ContextArena:
     """Appends the context of the first `counts` tokens of every row.
 
@@ -88,6 +104,7 @@ def append_context(
         features_kv: makes K/V of the pass's t tokens, given the slot-local position [b] of the
             first; the rest follow it one by one.
         counts: tokens to keep; what would pass `arena.limit` is left out.
+        table: pages of the slots, for a `ContextPool`.
 
     Worked example: length 4, five verified tokens of which two are committed -> the callback is
     given 4 and makes K/V of positions 4 … 8; rows 4 and 5 are written, the length is 6.
@@ -95,13 +112,28 @@ def append_context(
     starts = slot_lengths(arena.lengths, slots)
     kept = jnp.clip(counts, 0, jnp.maximum(arena.limit - starts, 0))
     new = features_kv(starts)
-    layers = write_rows(arena.layers, slots, starts, new, kept, ring=_is_ring(arena))
+    if table is None:
+        layers = write_rows(arena.layers, slots, starts, new, kept, ring=_is_ring(arena))
+    else:
+        pages = table_rows(table, slots, arena.layers)
+        layers = write_pages(arena.layers, pages, starts, new, kept)
     return arena._replace(layers=layers, lengths=grow(arena.lengths, slots, kept))
 
 
-def context_rows(arena: ContextArena, piece: int | None) -> ArenaRows:
-    """The rows of the leading slots, for a block to read; `piece` as in `ArenaRows`."""
-    return ArenaRows(arena.layers, None, piece, _is_ring(arena))
+def context_rows(
+    arena: ContextArena,
+    piece: int | None,
+    slots: Int[Array, " b"],
+    *,
+    table: Int[Array, "n r"] | None = None,
+) -> ArenaRows:
+    """The rows of the leading slots, for a block to read; `piece` as in `ArenaRows`.
+
+    Args:
+        slots: those slots, the dead ones beyond the arena; read only with a `table`.
+    """
+    pages = None if table is None else table_rows(table, slots, arena.layers)
+    return ArenaRows(arena.layers, None, piece, _is_ring(arena), pages)
 
 
 def can_draft(arena: ContextArena, slots: Int[Array, " b"], block_width: int) -> Bool[Array, " b"]:
@@ -124,15 +156,33 @@ def copy_context_slot(
 ) -> ContextArena:
     """The first `count` rows of one slot also in another, whose length they become.
 
-    A ring is copied whole where the count passes its rows: every position keeps its row.
+    A ring is copied whole where the count passes its rows: every position keeps its row. Of a pool
+    nothing is copied: the table says where the rows are.
     """
-    layers = copy_rows(arena.layers, source, target, count)
+    layers = arena.layers
+    if not isinstance(arena, ContextPool):
+        layers = copy_rows(layers, source, target, count)
     return arena._replace(layers=layers, lengths=arena.lengths.at[target].set(count))
 
 
-def clean_context_slot(arena: ContextArena, slot: Int[Array, ""]) -> ContextArena:
-    """Zeroes what a slot holds, NaN included."""
-    layers = clean_rows(arena.layers, slot)
+def copy_context_page(
+    arena: ContextArena, source: Int[Array, ""], target: Int[Array, ""]
+) -> ContextArena:
+    """One page of a pool also in another; an arena of its own has none."""
+    if not isinstance(arena, ContextPool):
+        return arena
+    return arena._replace(layers=copy_page(arena.layers, source, target))
+
+
+def clean_context_slot(
+    arena: ContextArena, slot: Int[Array, ""], pages: Int[Array, " r"] | None = None
+) -> ContextArena:
+    """Zeroes what a slot holds, NaN included; of a pool the given pages, which it has alone."""
+    if isinstance(arena, ContextPool):
+        assert pages is not None
+        layers = clean_pages(arena.layers, pages)
+    else:
+        layers = clean_rows(arena.layers, slot)
     return arena._replace(layers=layers, lengths=arena.lengths.at[slot].set(0))
 
 

@@ -31,12 +31,15 @@ class ArenaRows(NamedTuple):
         slot: the first slot, int32 []; None = 0.
         piece: positions read at a time; None = the whole row at once.
         ring: position p lies in row p mod s (`ring_positions`), else in row p.
+        pages: of each row that reads, int32 [b, r], where the arrays are a pool [p, k, s, d]; then
+            there is no `slot` (`paged.py`).
     """
 
     layers: tuple[KeyValues, ...]
     slot: Int[Array, ""] | None
     piece: int | None
     ring: bool = False
+    pages: Int[Array, "b r"] | None = None
 
 
 def live_slots(active: Bool[Array, " b"], num_slots: int) -> Int[Array, " b"]:

@@ -21,6 +21,16 @@ def kv_capacity(max_seq_len: int, verify_width: int) -> int:
     return max_seq_len + verify_width
 
 
+def row_pages(config: ResolvedConfig) -> int:
+    """Pages of one row of a pool: r of the page table.
+
+    Enough for the context too where the pool holds that: its rows are the same tokens, and a block
+    is no wider than what is verified.
+    """
+    positions = kv_capacity(config.max_seq_len, config.verify_width)
+    return -(-positions // config.page_size)
+
+
 def context_capacity(
     max_seq_len: int | None,
     drafter_positions: int | None,
@@ -136,12 +146,15 @@ def counts_bytes(n: int, v: int) -> int:
     return n * v * (1 + 4)
 
 
-def token_state_bytes(max_batch_size: int, vocab_size: int, *, context: bool) -> int:
+def token_state_bytes(
+    max_batch_size: int, vocab_size: int, *, context: bool, row_pages: int = 0
+) -> int:
     """Bytes of what a slot has besides its arenas' rows: `TokenState`, and the arenas' lengths.
 
     Anchor, what remains, length in the KV arena and whether it drafts; options and counts. With a
-    context arena its length too, and the drafter's limit once for all.
+    context arena its length too, and the drafter's limit once for all. In a pool its row of the
+    page table.
     """
-    slots = 13 * max_batch_size + options_bytes(max_batch_size)
+    slots = (13 + 4 * row_pages) * max_batch_size + options_bytes(max_batch_size)
     lengths = 4 * (max_batch_size + 1) if context else 0
     return slots + lengths + counts_bytes(max_batch_size, vocab_size)

@@ -125,6 +125,7 @@ class ResolvedConfig:
     that the drafter evaluates (0 without one). `read_piece` is how many positions of an arena row
     attention reads at a time: a loop over what is filled (CPU), or the whole row at once (None).
     `unqualified` says why the combination is not qualified where it was admitted all the same.
+    `num_pages` is the size of the pool, 0 where there is none; the memory plan decides it.
     `adaptive`, `prefix_reuse` and `rounds_per_step` are as the user asked.
     """
 
@@ -140,6 +141,7 @@ class ResolvedConfig:
     kv_layout: Literal["contiguous", "paged"]
     context_store: Literal["arena", "pool"]
     page_size: int
+    num_pages: int
     unqualified: str | None
     adaptive: bool
     prefix_reuse: bool
@@ -158,6 +160,10 @@ class ResolvedConfig:
     def rows_per_step(self) -> int:
         """Rows that decode in one step: all, or as many as the token budget holds."""
         return min(self.max_batch_size, self.max_num_tokens // self.verify_width)
+
+    def with_pages(self, num_pages: int) -> "ResolvedConfig":
+        """The same with another size of the pool."""
+        return dataclasses.replace(self, num_pages=num_pages)
 
     def with_batch_size(self, max_batch_size: int) -> "ResolvedConfig":
         """The same for another number of rows."""

@@ -68,13 +68,26 @@ class Drafter(Protocol):
 
 
 class BlockDrafter:
-    """DFlash: one pass over [anchor, mask × (W - 1)] proposes all K tokens by argmax."""
+    """DFlash: one pass over [anchor, mask × (W - 1)] proposes all K tokens by argmax.
 
-    def __init__(self, model: DFlashDrafter, target: Target, draft_len: int, piece: int | None):
+    Args:
+        piece: as in `ArenaRows`.
+        table: pages of the slots, where the context lies in the target's pool.
+    """
+
+    def __init__(
+        self,
+        model: DFlashDrafter,
+        target: Target,
+        draft_len: int,
+        piece: int | None,
+        table: Int[Array, "n r"] | None = None,
+    ):
         self.model = model
         self.target = target
         self.draft_len = draft_len
         self.piece = piece
+        self.table = table
         self.layer_ids = model.config.target_layer_ids
         self.block_width = model.config.block_width(draft_len)
 
@@ -87,7 +100,7 @@ class BlockDrafter:
         lengths = slot_lengths(arena.lengths, slots)
         embeddings = embed_ids(self.target.embedding, ids)
         hidden = self.model.block_hidden_cached(
-            embeddings, lengths, context_rows(arena, self.piece)
+            embeddings, lengths, context_rows(arena, self.piece, slots, table=self.table)
         )
         # Slot 0 is the anchor and predicts nothing, unless the drafter was trained to.
         drafted = hidden[:, width - self.draft_len :]
@@ -108,6 +121,7 @@ class BlockDrafter:
             slots,
             lambda starts: self.model.context_kv(features, starts[:, None] + offsets),
             counts,
+            table=self.table,
         )
 
     def follows(self, arena: ContextArena, slots: Int[Array, " b"]) -> Bool[Array, " b"]:

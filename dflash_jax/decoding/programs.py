@@ -13,16 +13,20 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from dflash_jax.arena.sizes import row_pages
 from dflash_jax.config import ResolvedConfig
 from dflash_jax.decoding.draft import BlockDrafter, Drafter
 from dflash_jax.decoding.given import GivenDrafter
 from dflash_jax.decoding.options import init_counts, init_options
 from dflash_jax.decoding.round import Prompt, decode_rounds, prefill_chunk
 from dflash_jax.decoding.state import (
+    Cleaning,
     EngineState,
     Opening,
+    PageCopy,
     Transfer,
     clean_slot,
+    copy_page,
     copy_slot,
     init_state,
     open_slot,
@@ -77,7 +81,7 @@ def split_model(module: Target | DFlashDrafter | None) -> Model:
 def list_programs(config: ResolvedConfig, target: Model, drafter: Model) -> Iterator[Program]:
     """All programs of a configuration.
 
-    `open`, `copy` and `clean` change a slot; `prefill-T` runs a chunk of up to T tokens;
+    `open`, `copy` and `clean` change a slot, `copy-page` a page of a pool; `prefill-T` runs a chunk of up to T tokens;
     `round-B-greedy` and `round-B-general` run the leading B slots with the configured drafting, and
     `plain-B`, where there is drafting, without: a round of rows that may or need not draft.
     """
@@ -111,13 +115,16 @@ def _slot_programs(config: ResolvedConfig) -> list[tuple[str, Callable[..., Any]
     vocab_size = config.target.vocab_size
     count, flag = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)
     options, counts = jax.eval_shape(lambda: (init_options(1), init_counts(1, vocab_size)))
-    opening = Opening(count, count, count, count, flag, options, counts)
+    paged = config.kv_layout == "paged"
+    pages = jax.ShapeDtypeStruct((row_pages(config),), jnp.int32) if paged else None
+    opening = Opening(count, count, count, count, flag, options, counts, pages)
     transfer = Transfer(count, count, count, count, flag)
-    return [
+    programs = [
         ("open", open_slot, opening),
         ("copy", copy_slot, transfer),
-        ("clean", clean_slot, count),
+        ("clean", clean_slot, Cleaning(count, pages)),
     ]
+    return [*programs, ("copy-page", copy_page, PageCopy(count, count))] if paged else programs
 
 
 def compile_program(program: Program) -> jax.stages.Compiled:
@@ -167,17 +174,18 @@ def _prompt_shapes(size: int) -> Prompt:
 
 
 def _method(
-    config: ResolvedConfig, target: Target, drafter: DFlashDrafter | None
+    config: ResolvedConfig, target: Target, drafter: DFlashDrafter | None, state: EngineState
 ) -> Drafter | None:
     if drafter is None or config.speculation != "dflash":
         return None
-    return BlockDrafter(drafter, target, config.max_draft_len, config.read_piece)
+    table = state.kv.pages if config.context_store == "pool" else None
+    return BlockDrafter(drafter, target, config.max_draft_len, config.read_piece, table)
 
 
 def _prefill_function(config: ResolvedConfig, target: Model, drafter: Model) -> Callable[..., Any]:
     def prefill(target_leaves, drafter_leaves, state, prompt):
         model = target.rebuild(target_leaves)
-        method = _method(config, model, drafter.rebuild(drafter_leaves))
+        method = _method(config, model, drafter.rebuild(drafter_leaves), state)
         piece = config.read_piece or PREFILL_PIECE
         return prefill_chunk(model, method, state, prompt, piece=piece)
 
@@ -190,7 +198,7 @@ def _round_function(
     def round_(target_leaves, drafter_leaves, state, active, given=None):
         model = target.rebuild(target_leaves)
         if given is None:
-            method = _method(config, model, drafter.rebuild(drafter_leaves))
+            method = _method(config, model, drafter.rebuild(drafter_leaves), state)
         else:
             method = GivenDrafter(given, active)
         return decode_rounds(

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from dflash_jax.arena.kv import append_kv
-from dflash_jax.arena.rows import ArenaRows, live_slots, slot_lengths
+from dflash_jax.arena.kv import append_kv, kv_rows
+from dflash_jax.arena.rows import live_slots, slot_lengths
 from dflash_jax.decoding.draft import Drafter, Proposal
 from dflash_jax.decoding.options import (
     SlotOptions,
@@ -62,7 +62,7 @@ def prefill_chunk(
     slots, counts = prompt.slots, prompt.counts
     starts = slot_lengths(state.kv.lengths, slots)
     layer_ids = drafter.layer_ids if drafter is not None else ()
-    cache = ArenaRows(state.kv.layers, slots[0], piece)
+    cache = kv_rows(state.kv, slots, piece, first=slots[0])
     hidden, features, new = target.run(prompt.ids, starts, cache, layer_ids)
     logits = target.logits(jnp.take_along_axis(hidden, (counts - 1)[:, None, None], axis=1))
     options, history = jax.tree.map(
@@ -119,7 +119,7 @@ def decode_round(
     ids = jnp.concatenate([anchors[:, None], proposal.tokens], axis=1)
     lengths = slot_lengths(kv.lengths, slots)
     layer_ids = drafter.layer_ids if drafter is not None else ()
-    cache = ArenaRows(kv.layers, None, piece)
+    cache = kv_rows(kv, slots, piece, first=None)
     hidden, features, new = target.run(ids, lengths, cache, layer_ids)
     logits = target.logits(hidden)
     if general:

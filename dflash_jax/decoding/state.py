@@ -1,7 +1,7 @@
 """What an engine keeps on the device, and the programs that change a slot without a model's pass.
 
 `open_slot` starts a request in a slot, `copy_slot` takes a prefix or a whole row to another slot,
-`clean_slot` zeroes one. All are pure functions that programs compile with the state donated; the
+`clean_slot` zeroes one; `copy_page` copies a page of a pool. All are pure functions that programs compile with the state donated; the
 passes themselves are `round.py`.
 """
 
@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Int
 from dflash_jax.arena.context import (
     ContextArena,
     clean_context_slot,
+    copy_context_page,
     copy_context_slot,
     init_context_arena,
     open_context_slot,
@@ -21,6 +22,7 @@ from dflash_jax.arena.context import (
 from dflash_jax.arena.kv import (
     KVArena,
     clean_kv_slot,
+    copy_kv_page,
     copy_kv_slot,
     init_kv_arena,
     open_kv_slot,
@@ -65,6 +67,7 @@ class Opening(NamedTuple):
         context_kept: the same of the drafter's, int32 []; fewer where the context is gone.
         remaining, drafting: as in `TokenState`, [].
         options, counts: as in `TokenState`, one row.
+        pages: the slot's row of the page table, int32 [r]; None without a pool.
     """
 
     slot: Int[Array, ""]
@@ -74,6 +77,7 @@ class Opening(NamedTuple):
     drafting: Bool[Array, ""]
     options: SlotOptions
     counts: TokenCounts
+    pages: Int[Array, " r"] | None = None
 
 
 class Transfer(NamedTuple):
@@ -81,7 +85,8 @@ class Transfer(NamedTuple):
 
     Attributes:
         source, target: slots, int32 [].
-        kv_count, context_count: positions of each arena, int32 []; not read where `whole`.
+        kv_count, context_count: positions of each arena, int32 []; not read where `whole`. In a
+            pool no K/V is copied, and the table is what `open_slot` makes of it.
         whole: whether the request itself moves: all positions and its token state, bool [].
     """
 
@@ -90,6 +95,20 @@ class Transfer(NamedTuple):
     kv_count: Int[Array, ""]
     context_count: Int[Array, ""]
     whole: Bool[Array, ""]
+
+
+class PageCopy(NamedTuple):
+    """A page of the pool that is taken over in part, and the request's own; int32 []."""
+
+    source: Int[Array, ""]
+    target: Int[Array, ""]
+
+
+class Cleaning(NamedTuple):
+    """A slot to be zeroed, int32 []; in a pool the pages that it had alone, int32 [r]."""
+
+    slot: Int[Array, ""]
+    pages: Int[Array, " r"] | None = None
 
 
 def init_state(config: ResolvedConfig) -> EngineState:
@@ -120,7 +139,7 @@ def open_slot(state: EngineState, opening: Opening) -> EngineState:
     if context is not None:
         context = open_context_slot(context, slot, opening.context_kept)
     return EngineState(
-        open_kv_slot(state.kv, slot, opening.kv_kept),
+        open_kv_slot(state.kv, slot, opening.kv_kept, opening.pages),
         context,
         TokenState(
             anchors=tokens.anchors,
@@ -156,11 +175,19 @@ def copy_slot(state: EngineState, transfer: Transfer) -> EngineState:
     )
 
 
-def clean_slot(state: EngineState, slot: Int[Array, ""]) -> EngineState:
-    """Zeroes a slot whose numbers went wrong, and ends its request."""
+def copy_page(state: EngineState, pages: PageCopy) -> EngineState:
+    """Copies one page of the pool, context included where it lies there."""
     context = state.context
+    if context is not None:
+        context = copy_context_page(context, *pages)
+    return state._replace(kv=copy_kv_page(state.kv, *pages), context=context)
+
+
+def clean_slot(state: EngineState, cleaning: Cleaning) -> EngineState:
+    """Zeroes a slot whose numbers went wrong, and ends its request."""
+    context, (slot, pages) = state.context, cleaning
     return EngineState(
-        clean_kv_slot(state.kv, slot),
-        None if context is None else clean_context_slot(context, slot),
+        clean_kv_slot(state.kv, slot, pages),
+        None if context is None else clean_context_slot(context, slot, pages),
         state.tokens._replace(remaining=state.tokens.remaining.at[slot].set(0)),
     )

@@ -13,6 +13,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from dflash_jax.arena.paged import read_pages
 from dflash_jax.arena.rows import KeyValues, ring_positions
 from dflash_jax.models.layers import Linear, RMSNorm
 from dflash_jax.models.rotary import rotate
@@ -37,6 +38,8 @@ class CachedRows(NamedTuple):
         window: keys at most this far back, the query's own position counted; None = all.
         piece: positions read at a time; None = the whole row at once.
         ring: position p lies in row p mod s; only the last s positions are there.
+        pages: of each row, int32 [b, r], where keys and values are a pool [p, k, s, d]; then there
+            is no `slot` and no ring.
     """
 
     keys: Float[Array, "n k s d"]
@@ -47,6 +50,7 @@ class CachedRows(NamedTuple):
     window: int | None
     piece: int | None
     ring: bool = False
+    pages: Int[Array, "b r"] | None = None
 
 
 def prefix_mask(
@@ -94,7 +98,8 @@ def attend(
     weights = jnp.exp(scores - top)
     state = Softmax(top, jnp.sum(weights, axis=-1, keepdims=True), _mix(weights, own.values))
     if isinstance(cached, CachedRows):
-        state = _fold_rows(state, grouped, cached)
+        fold = _fold_rows if cached.pages is None else _fold_pages
+        state = fold(state, grouped, cached)
     elif cached is not None:
         state = _fold(state, grouped, cached.keys, cached.values, cached.mask)
     out = (state.mixed / state.total).reshape(b, kv_heads, h // kv_heads, t, d)
@@ -123,6 +128,31 @@ def _fold_rows(state: Softmax, grouped: Float[Array, "b k q d"], cached: CachedR
     if cached.ring:
         filled = jnp.minimum(filled, capacity)
     return jax.lax.fori_loop(0, (filled + piece - 1) // piece, step, state)
+
+
+def _fold_pages(state: Softmax, grouped: Float[Array, "b k q d"], cached: CachedRows) -> Softmax:
+    """Gathers as many pages as the longest row needs, some at a time; never one beyond the table.
+
+    Worked example: 5 pages of 4, piece 8, length 9 -> pages 0, 1 and then 2, 3; with length 17 also
+    4 and the page beyond the pool, which is zeros and masked.
+    """
+    assert cached.pages is not None
+    num_pages, _, page_size, _ = cached.keys.shape
+    listed = cached.pages.shape[1]
+    count = listed if cached.piece is None else min(max(cached.piece // page_size, 1), listed)
+    piece = count * page_size
+
+    def step(index: Array, state: Softmax) -> Softmax:
+        first = index * count + jnp.arange(count, dtype=jnp.int32)
+        pages = cached.pages.at[:, first].get(mode="fill", fill_value=num_pages)
+        rows = index * piece + jnp.arange(piece, dtype=jnp.int32)
+        keys, values = (read_pages(array, pages) for array in cached[:2])
+        return _fold(state, grouped, keys, values, _seen(cached, rows))
+
+    if count == listed:
+        return step(jnp.int32(0), state)
+    pieces = (jnp.max(cached.lengths) + piece - 1) // piece
+    return jax.lax.fori_loop(0, pieces, step, state)
 
 
 def _seen(cached: CachedRows, rows: Int[Array, " p"]) -> Bool[Array, "#b #t p"]:

@@ -93,6 +93,7 @@ class DFlashDrafter(nnx.Module):
                 window,
                 context.piece,
                 context.ring,
+                context.pages,
             )
             for rows, window in zip(context.layers, self.config.windows, strict=True)
         ]

@@ -81,7 +81,14 @@ class Target(nnx.Module):
             if cache is not None:
                 keys, values = cache.layers[index]
                 cached = CachedRows(
-                    keys, values, lengths, positions, cache.slot, window, cache.piece
+                    keys,
+                    values,
+                    lengths,
+                    positions,
+                    cache.slot,
+                    window,
+                    cache.piece,
+                    pages=cache.pages,
                 )
             x, rows = layer(x, cos, sin, cached, pass_mask(width, causal=True, window=window))
             new.append(rows)

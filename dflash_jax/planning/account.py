@@ -27,6 +27,7 @@ class Inputs(NamedTuple):
         weights: parameter bytes of one device.
         shards: devices that heads are divided over.
         order: which of arena and pool comes first, and who decided it.
+        host_memory: the device is the host, whose memory others need too.
     """
 
     serve: ServeConfig
@@ -34,6 +35,7 @@ class Inputs(NamedTuple):
     memory: DeviceMemory
     shards: int
     order: AllocationOrder
+    host_memory: bool = False
 
 
 class Limits(NamedTuple):
@@ -74,6 +76,7 @@ def sized(
         order=inputs.order.order,
         kept=reserve + _beyond_floor(held, measured),
         shards=inputs.shards,
+        host_memory=inputs.host_memory,
     )
     return Sized(held, pool)
 

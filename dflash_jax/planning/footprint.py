@@ -12,6 +12,7 @@ from dflash_jax.arena.sizes import (
     drafter_capacity,
     kv_arena_bytes,
     kv_capacity,
+    row_pages,
     token_state_bytes,
 )
 from dflash_jax.config import DrafterConfig, ResolvedConfig, TargetConfig
@@ -94,6 +95,7 @@ def footprint(config: ResolvedConfig, weights: Weights, *, shards: int = 1) -> F
             config.max_batch_size,
             config.target.vocab_size,
             context=config.drafter is not None,
+            row_pages=row_pages(config) if config.kv_layout == "paged" else 0,
         ),
     )
 

@@ -48,17 +48,20 @@ class MemoryPlan(Sizing):
         """The same plan decided by compiled programs; unchanged where they say nothing.
 
         Limits then take the measured temporaries as given, which a smaller configuration does not
-        exceed.
+        exceed. A pool may have to shrink; it does not grow over what the programs are for.
         """
         if measured is None:
             return self
         reserve = self.reserve if self.strict else 0
         _, pool = sized(self.config, self.inputs, reserve=reserve, measured=measured)
+        if pool is not None and self.pool is not None:
+            pool = pool._replace(pages=min(pool.pages, self.pool.pages))
         found = limits(self.config, self.inputs, reserve=reserve, measured=measured)
         before = _pool_warnings(self.config, self.pool)
         others = [warning for warning in self.warnings if warning not in before]
         return dataclasses.replace(
             self,
+            config=_with_pool(self.config, pool),
             measured=measured,
             pool=pool,
             proven=found,
@@ -76,7 +79,7 @@ def make_plan(config: ResolvedConfig, inputs: Inputs) -> MemoryPlan:
     held, pool = sized(config, inputs, reserve=budget.RESERVE if keeps else 0)
     proven = limits(config, inputs, reserve=budget.RESERVE)
     return MemoryPlan(
-        config=config,
+        config=_with_pool(config, pool),
         inputs=inputs,
         footprint=held,
         pool=pool,
@@ -120,6 +123,11 @@ def refuse_unfit(plan: MemoryPlan) -> None:
     """
     if found := findings(plan):
         raise MemoryPlanError("\n".join(found))
+
+
+def _with_pool(config: ResolvedConfig, pool: Pool | None) -> ResolvedConfig:
+    """The configuration with the size of its pool, which the engine allocates."""
+    return config if pool is None else config.with_pages(pool.pages)
 
 
 def _pool_warnings(config: ResolvedConfig, pool: Pool | None) -> list[str]:

@@ -7,7 +7,7 @@ has, admission queues. What is kept for programs comes off the pool, not on top 
 
 from typing import NamedTuple
 
-from dflash_jax.arena.sizes import drafter_capacity, kv_capacity
+from dflash_jax.arena.sizes import row_pages
 from dflash_jax.config import ResolvedConfig, ServeConfig
 from dflash_jax.planning.budget import Order
 from dflash_jax.planning.footprint import Footprint, page_bytes
@@ -45,6 +45,7 @@ def plan_pool(
     order: Order,
     kept: int = 0,
     shards: int = 1,
+    host_memory: bool = False,
 ) -> Pool:
     """The pool of a paged configuration.
 
@@ -54,20 +55,17 @@ def plan_pool(
         order: arena_first: the share is of what the context arena leaves; pool_first: of what
             weights, buffers and token state leave.
         kept: bytes of what is left that the pool never takes: the reserve, or what programs need.
+        host_memory: others live of it too: no share of it is taken, but what the batch can fill.
     """
     one = page_bytes(config, shards=shards)
-    row_pages = -(-_row_positions(config) // config.page_size)
+    row = row_pages(config)
     if serve.kv_max_tokens is not None:
-        return Pool(-(-serve.kv_max_tokens // config.page_size), one, row_pages)
+        return Pool(-(-serve.kv_max_tokens // config.page_size), one, row)
     before = held.total if order == "arena_first" else held.total - held.context_arena
     left = max(0, free - before)
     wanted = min(int(left * serve.kv_memory_fraction), max(0, left - kept))
-    wanted = min(wanted, serve.kv_max_bytes) if serve.kv_max_bytes else wanted
-    return Pool(wanted // one, one, row_pages)
-
-
-def _row_positions(config: ResolvedConfig) -> int:
-    positions = kv_capacity(config.max_seq_len, config.verify_width)
-    if config.drafter is None or config.context_store != "pool":
-        return positions
-    return max(positions, drafter_capacity(config))
+    if serve.kv_max_bytes is not None:
+        wanted = min(wanted, serve.kv_max_bytes)
+    elif host_memory:
+        wanted = min(wanted, config.max_batch_size * row * one)
+    return Pool(wanted // one, one, row)

@@ -100,6 +100,7 @@ def resolve(
         kv_layout=config.kv_layout,
         context_store=config.context_store,
         page_size=config.page_size,
+        num_pages=0,
         unqualified=unqualified,
         adaptive=config.adaptive,
         prefix_reuse=config.prefix_reuse,

@@ -171,7 +171,6 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 }
 # Options whose other values later builds will have; refused by the engine, never ignored.
 _BUILT: dict[str, tuple[object, ...]] = {
-    "kv_layout": ("contiguous",),
     "attention": ("auto", "xla"),
     "draft_attention": ("auto", "xla"),
 }

@@ -1,6 +1,6 @@
 """Requests through one engine, step by step: admit, prefill, decode, deliver, and start again.
 
-Binds the plain-Python deciders (`scheduler.py`: who computes what; `slots.py`: where) to the
+Binds the plain-Python deciders (`scheduler.py`: who computes what; `places.py`: where) to the
 device's programs (`engine.py`). A row's answer depends on nothing but its own prompt, parameters
 and seed: not on who is beside it, when it came, or whether it had to start again.
 """
@@ -21,9 +21,9 @@ from dflash_jax.serving.counters import Counters, Load
 from dflash_jax.serving.engine import Engine
 from dflash_jax.serving.opening import make_opening
 from dflash_jax.serving.output import Piece, TokenLogprob
+from dflash_jax.serving.places import Places, make_places
 from dflash_jax.serving.row import Row
 from dflash_jax.serving.scheduler import Chunk, Scheduler
-from dflash_jax.serving.slots import Slots
 
 logger = logging.getLogger(__name__)
 
@@ -166,12 +166,17 @@ class Batch:
 
     def _place(self, row: object) -> bool:
         assert isinstance(row, Row)
-        place = self._slots.take(row.to_compute)
+        config = self.engine.config
+        # A round that starts at the last token may commit all that it verifies.
+        most = len(row.prompt) + row.params.max_tokens + config.verify_width
+        place = self._slots.take(row.to_compute, most)
         if place is None:
             return False
         self._involved = [row]
         row.slot, row.computed, row.length = place.slot, place.kv_kept, len(row.to_compute)
         self.last_rounds.pop(place.slot, None)
+        for source, target in place.page_copies:
+            self.engine.copy_page(source, target)
         if place.source != place.slot:
             self.engine.copy(
                 place.source,
@@ -183,14 +188,15 @@ class Batch:
             make_opening(
                 place.slot,
                 row.answer,
-                self.engine.config.target.vocab_size,
+                config.target.vocab_size,
                 kv_kept=place.kv_kept,
                 context_kept=place.context_kept,
+                pages=place.pages,
             )
         )
         row.stats.reused_prompt_tokens = min(place.kv_kept, len(row.prompt))
         row.stats.context_reused_tokens = place.context_kept
-        if self.engine.config.speculation == "suffix" and row.params.speculate:
+        if config.speculation == "suffix" and row.params.speculate:
             row.suffixes = SuffixAutomaton([*row.prompt, *row.generated])
         return True
 
@@ -348,11 +354,17 @@ class Batch:
             self.counters.finished += 1
             self._leave(row)
 
-    def _leave(self, row: Row) -> None:
-        """Frees the slot; it still holds what is committed, for others to take over."""
+    def _leave(self, row: Row, *, spoilt: bool = False) -> None:
+        """Frees the slot; it still holds what is committed, for others to take over.
+
+        Args:
+            spoilt: what it holds is wrong: the slot is zeroed, since masking lets NaN through.
+        """
         # What lies behind the end was committed and not delivered.
         row.stats.trim(len(row.generated) - len(row.token_ids))
-        if row.slot is not None:
+        if row.slot is not None and spoilt:
+            self.engine.clean(row.slot, self._slots.discard(row.slot))
+        elif row.slot is not None:
             self._slots.hold(row.slot, row.held if row.decodes else row.held[: row.computed])
             self._slots.release(row.slot)
         self.scheduler.remove(row)
@@ -368,25 +380,25 @@ class Batch:
     def _running(self) -> list[Row]:
         return [row for row in self.scheduler.running if isinstance(row, Row)]
 
-    def _new_slots(self) -> Slots:
+    def _new_slots(self) -> Places:
         config, state = self.engine.config, self.engine.state
         limit = None
         if state.context is not None and config.drafter is not None:
             # Up to here no row's context is frozen; a ring keeps no beginning.
             ring = isinstance(state.context, ContextRing)
             limit = 0 if ring else config.drafter.max_position_embeddings - config.block_width
-        return Slots(self.engine.row_sizes, reuse=self._reuse, context_limit=limit)
+        return make_places(
+            config, self.engine.row_sizes, reuse=self._reuse, context_limit=limit
+        )
 
     # Failures
 
     def _fail_poisoned(self, row: Row) -> None:
-        """The row's numbers are no numbers: its slot is zeroed, since masking lets NaN through."""
-        slot = row.slot
-        assert slot is not None
+        """The row's numbers are no numbers."""
         logger.error("the logits of a request became NaN: it is aborted and its slot zeroed")
-        self.cancel(row, "the model's logits became NaN in this request: nothing follows them")
-        self.engine.clean(slot)
-        self._slots.forget(slot)
+        row.error = "the model's logits became NaN in this request: nothing follows them"
+        self._updates.append((row, row.output.abort()))
+        self._leave(row, spoilt=True)
 
     def _recover(self, error: RuntimeError) -> None:
         """New arenas, and all requests start again from what they had committed.
@@ -415,6 +427,9 @@ class Batch:
         for row in rows:
             row.length = len(row.to_compute)
             row.stats.recoveries += 1
+        for entry in self.scheduler.waiting:
+            # One may have been on its way into a slot.
+            entry.computed, entry.slot = 0, None
         self.counters.recoveries += 1
         try:
             self.engine.reset()
@@ -439,6 +454,10 @@ class Batch:
         """Runs one request through its prompt and one round with nobody beside it."""
         if row.finish_reason is None and row.slot is None:
             self.scheduler.admit_first(row, self._place)
+            if row.slot is None:
+                # No pages beside those who were tried before it: it waits as others do.
+                self._trials.remove(row)
+                return
         while row.finish_reason is None and not row.decodes:
             left = row.length - row.computed
             self._prefill(Chunk(row, row.computed, min(left, self.scheduler.chunk_tokens)))

@@ -1,6 +1,6 @@
 """The engine: compiled programs, the state they donate, and the calls that move it on.
 
-One method a program: `open`, `copy` and `clean` change a slot, `prefill` runs one chunk of a prompt
+One method a program: `open`, `copy`, `copy_page` and `clean` change a slot, `prefill` runs one chunk of a prompt
 into it, `start_round` dispatches a round of the leading slots and `read_round` waits for it: one
 device-to-host copy. Who is in which slot is `batch.py`'s business. All programs are compiled at
 start; compiles after that are counted.
@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from dflash_jax.arena.sizes import row_pages
 from dflash_jax.config import ResolvedConfig
 from dflash_jax.decoding.given import pack_drafts
 from dflash_jax.decoding.programs import (
@@ -26,7 +27,14 @@ from dflash_jax.decoding.programs import (
 )
 from dflash_jax.decoding.report import RoundReport
 from dflash_jax.decoding.round import Prompt
-from dflash_jax.decoding.state import EngineState, Opening, Transfer, init_state
+from dflash_jax.decoding.state import (
+    Cleaning,
+    EngineState,
+    Opening,
+    PageCopy,
+    Transfer,
+    init_state,
+)
 from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.planning.buckets import chunk_buckets, row_buckets
 from dflash_jax.serving.compiles import CompileCounter
@@ -66,6 +74,9 @@ class Engine:
         self._place = None if config.mesh is None else NamedSharding(config.mesh, PartitionSpec())
         self.chunk_sizes = chunk_buckets(config.max_seq_len, config.max_num_tokens)
         self.row_sizes = row_buckets(config.max_batch_size)
+        # The page table's row of a slot without pages; None where there is no pool.
+        paged = config.kv_layout == "paged"
+        self._no_pages = [config.num_pages] * row_pages(config) if paged else None
         self._warm_up()
         self.compiles = CompileCounter()
 
@@ -83,9 +94,18 @@ class Engine:
         numbers = (np.int32(n) for n in (source, target, 0, 0))
         self._change("copy", Transfer(*numbers, np.bool_(True)))  # type: ignore[arg-type]
 
-    def clean(self, slot: int) -> None:
-        """Zeroes what a slot holds."""
-        self._change("clean", np.int32(slot))
+    def copy_page(self, source: int, target: int) -> None:
+        """Copies a page of the pool."""
+        self._change("copy-page", PageCopy(np.int32(source), np.int32(target)))  # type: ignore[arg-type]
+
+    def clean(self, slot: int, pages: Sequence[int] = ()) -> None:
+        """Zeroes what a slot holds.
+
+        Args:
+            pages: those that it had alone, filled up to a row of the page table, in a pool.
+        """
+        own = np.array(pages, np.int32) if self._no_pages else None
+        self._change("clean", Cleaning(np.int32(slot), own))  # type: ignore[arg-type]
 
     def prefill(
         self, slot: int, ids: Sequence[int], *, last: bool = True, anchor: int | None = None
@@ -169,7 +189,7 @@ class Engine:
     def _warm_up(self) -> None:
         """Calls every program once (first-call costs are not in compilation), then empties all."""
         answer = Answer(SamplingParams(), 0, (), ())
-        self.open(make_opening(0, answer, self.config.target.vocab_size))
+        self.open(make_opening(0, answer, self.config.target.vocab_size, pages=self._no_pages))
         # On a CPU a first call costs nothing, and a chunk of thousands of tokens seconds.
         cpu = jax.devices()[0].platform == "cpu"
         for size in self.chunk_sizes[:1] if cpu else self.chunk_sizes:
@@ -181,7 +201,9 @@ class Engine:
             if self.config.speculation != "none":
                 self.start_round(idle, general=True, plain=True)
         self.copy(0, self.config.max_batch_size - 1, kv_count=0, context_count=0)
-        self.clean(0)
+        if self._no_pages:
+            self.copy_page(0, 0)
+        self.clean(0, self._no_pages or ())
         jax.block_until_ready(self.state)
 
 

@@ -108,7 +108,7 @@ def _is_integer(value: Any) -> bool:
     return _is_number(value) and value == int(value)
 
 
-def _within(value: float, schema: Schema) -> bool:
+def _within(value: int | float, schema: Schema) -> bool:
     return (
         schema.get("minimum", value) <= value <= schema.get("maximum", value)
         and ("exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"])

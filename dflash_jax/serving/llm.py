@@ -100,12 +100,17 @@ class LLM:
             compiled = _compile(self.config, pair, progress)
             plan = plan.with_measured(measure(compiled))
             refuse_unfit(plan)
+            if plan.config.num_pages != self.config.num_pages:
+                # What the programs need came off the pool.
+                self.config = plan.config
+                compiled = _compile(self.config, pair, progress)
         self.plan: MemoryPlan = plan
         logger.info("%s", plan)
         with explained("the weights", sum(plan.inputs.weights), plan):
             models = _load(self.config, pair, progress)
         announce(plan, memory_now(serve))
         arenas = plan.footprint.kv_arena + plan.footprint.context_arena
+        arenas += 0 if plan.pool is None else plan.pool.nbytes
         with explained("the arenas", arenas, plan):
             self._engine = Engine(self.config, *models, compiled=compiled, progress=progress)
         self._batch = Batch(self._engine)

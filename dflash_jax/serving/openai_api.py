@@ -178,6 +178,8 @@ def _request(
     options = {name: given[name] for name in fields.SAMPLING if name in given}
     options.setdefault("temperature", fields.SAMPLING["temperature"]["default"])
     options["logprobs"] = logprobs
+    if "logit_bias" in options:  # JSON has no numbers for names
+        options["logit_bias"] = {int(name): bias for name, bias in options["logit_bias"].items()}
     return ApiRequest(
         kind,
         prompts,

@@ -32,9 +32,15 @@ class Answer(NamedTuple):
 
 
 def make_opening(
-    slot: int, answer: Answer, vocab_size: int, *, kv_kept: int = 0, context_kept: int = 0
+    slot: int,
+    answer: Answer,
+    vocab_size: int,
+    *,
+    kv_kept: int = 0,
+    context_kept: int = 0,
+    pages: Sequence[int] | None = None,
 ) -> Opening:
-    """The argument of the `open` program."""
+    """The argument of the `open` program; `pages` is the slot's whole row of the page table."""
     params = answer.params
     left = params.max_tokens - len(answer.generated)
     return Opening(  # type: ignore[arg-type]  (NumPy in place of device arrays)
@@ -45,6 +51,7 @@ def make_opening(
         np.bool_(params.speculate),
         _options(answer),
         _counts(answer, vocab_size),
+        None if pages is None else np.array(pages, np.int32),
     )
 
 

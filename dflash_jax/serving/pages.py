@@ -35,7 +35,13 @@ class _Content:
 
 @dataclasses.dataclass(eq=False)
 class _Page:
-    """What the pool knows of one page; `content` only once it is full of committed tokens."""
+    """What the pool knows of one page.
+
+    Attributes:
+        references: leases that hold it.
+        content: once it is full of committed tokens.
+        has_context: drafter context is there for its tokens, and was for all tokens before them.
+    """
 
     references: int = 0
     content: _Content | None = None
@@ -54,7 +60,7 @@ class Lease:
             request. The first `commit` says that it was done: until then sources are kept intact.
         committed: leading positions whose tokens the pool was told.
         content: of the last full page of them.
-        tail_has_context: whether all tokens after that page have drafter context.
+        has_context: whether all of these positions have drafter context.
     """
 
     pages: list[int]
@@ -63,7 +69,7 @@ class Lease:
     copies: list[tuple[int, int]]
     committed: int
     content: _Content
-    tail_has_context: bool
+    has_context: bool
 
 
 class _Prefix(NamedTuple):
@@ -83,8 +89,16 @@ class PagePool:
         evictions: cached pages whose tokens were given up for somebody else.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, reuse: bool = True):
-        """`reuse=False`: no page is ever shared or cached."""
+    def __init__(
+        self, num_pages: int, page_size: int, *, reuse: bool = True, least_copy: int = 1
+    ):
+        """A pool that holds nothing.
+
+        Args:
+            reuse: False: no page is ever shared or cached.
+            least_copy: fewer tokens than this of one page are computed rather than copied.
+        """
+        self._least_copy = least_copy
         self.page_size = page_size
         self.hits = self.hit_tokens = self.evictions = 0
         self._reuse = reuse
@@ -112,16 +126,25 @@ class PagePool:
         """Whether a request of so many positions can be served at all, alone in the pool."""
         return self._count(positions) <= len(self._pages)
 
-    def admit(self, tokens: Sequence[int], reserve: int) -> Lease | None:
+    def admit(
+        self, tokens: Sequence[int], reserve: int, *, with_context: bool = False
+    ) -> Lease | None:
         """Pages for a prompt and `reserve` positions more; None and no change if too few are left.
 
         What is known of the prompt is reused, all but its last token at most: there is always one
         to compute, whose logits choose the next. Full pages are shared; where the reused tokens end
         inside a page, its start is taken by a copy. Every position from `reused` on lies in a page
         of the request's own.
+
+        Args:
+            with_context: only what has drafter context too is reused.
         """
         needed = self._count(len(tokens) + reserve)
         found = self._match(tokens[:-1])
+        if with_context:
+            found = self._up_to_context(found)
+        if found.extra < self._least_copy:
+            found = found._replace(source=None, extra=0)
         sources = [] if found.source is None else [found.source]
         if not self._can_take(needed - len(found.pages), [*found.pages, *sources]):
             # A copy needs its source beside the pages of the request: one that must fill the pool
@@ -133,16 +156,17 @@ class PagePool:
             self._hold(page)
         own = [self._take() for _ in range(needed - len(found.pages))]
         reused = len(found.pages) * self.page_size + found.extra
+        context_reused = self._with_context(found)
         self.hits += reused > 0
         self.hit_tokens += reused
         return Lease(
             pages=found.pages + own,
             reused=reused,
-            context_reused=self._with_context(found),
+            context_reused=context_reused,
             copies=[(source, own[0]) for source in sources],
             committed=reused,
             content=found.content,
-            tail_has_context=all(self._pages[source].has_context for source in sources),
+            has_context=context_reused == reused,
         )
 
     def extend(self, lease: Lease, positions: int) -> bool:
@@ -164,15 +188,15 @@ class PagePool:
         tokens whose K/V is written: the anchor has none yet.
 
         Args:
-            with_context: the new ones have drafter context too, at their own positions.
+            with_context: the new ones have drafter context too. It counts for others only where
+                everything before them has it: what is drafted from a tail alone is not shared.
         """
         self._let_go(source for source, _ in lease.copies)
         lease.copies.clear()
         while lease.committed < len(tokens):
             index = lease.committed // self.page_size
             start, end = index * self.page_size, (index + 1) * self.page_size
-            begun = lease.committed > start
-            lease.tail_has_context = with_context and (lease.tail_has_context or not begun)
+            lease.has_context &= with_context
             lease.committed = min(end, len(tokens))
             if lease.committed == end and self._reuse:
                 self._file(lease, lease.pages[index], tuple(tokens[start:end]))
@@ -187,6 +211,30 @@ class PagePool:
         lease.copies.clear()
         self._let_go(reversed(lease.pages))
         lease.pages.clear()
+
+    def discard(self, lease: Lease) -> list[int]:
+        """Gives all pages back and forgets what this request wrote: its numbers are wrong.
+
+        Returns:
+            Its own pages that nobody else holds, all of them free now.
+        """
+        own = lease.pages[lease.reused // self.page_size :]
+        self.release(lease)
+        gone = [page for page in own if not self._pages[page].references]
+        for page in gone:
+            content = self._pages[page].content
+            if content is not None:
+                # Whoever held a continuation of this page alone would hold it too.
+                if len(content.pages) == 1:
+                    self._forget_below(content)
+                self._forget(page)
+        return gone
+
+    def _forget_below(self, content: _Content) -> None:
+        for child in list(content.children.values()):
+            self._forget_below(child)
+            for page in list(child.pages):
+                self._forget(page)
 
     def _count(self, positions: int) -> int:
         return -(-positions // self.page_size)
@@ -213,6 +261,17 @@ class PagePool:
             return None, 0
         length, page = max(starts, key=lambda s: (s[0], self._pages[s[1]].has_context))
         return page, length
+
+    def _up_to_context(self, found: _Prefix) -> _Prefix:
+        """The prefix up to the first page without context."""
+        for index, page in enumerate(found.pages):
+            if not self._pages[page].has_context:
+                content = self._pages[page].content
+                assert content is not None and content.parent is not None
+                return _Prefix(found.pages[:index], content.parent, None, 0)
+        if found.source is not None and not self._pages[found.source].has_context:
+            return found._replace(source=None, extra=0)
+        return found
 
     def _with_context(self, found: _Prefix) -> int:
         """Leading tokens of the prefix that have context, up to the first page without."""
@@ -281,7 +340,7 @@ class PagePool:
         content = children.setdefault(tokens, _Content(lease.content, tokens))
         content.pages.append(page)
         state = self._pages[page]
-        state.content, state.has_context = content, lease.tail_has_context
+        state.content, state.has_context = content, lease.has_context
         lease.content = content
 
 

@@ -87,7 +87,7 @@ def plan_memory(
         devices = used_devices(serve)
         platform, memory = devices[0].platform, devices_memory(devices)
     count = shards if serve.mesh is None else shard_count(serve.mesh)
-    plan = _planned(pair, serve, platform, memory, count)
+    plan = _planned(pair, serve, platform, memory, count, host_memory=platform == "cpu")
     unbuilt = not_built(serve)
     return plan.with_warnings(unbuilt) if unbuilt else plan
 
@@ -141,7 +141,18 @@ def engine_plan(pair: Pair, serve: ServeConfig, config: ResolvedConfig) -> Memor
         MemoryPlanError: a device does not say how much memory it has.
     """
     count = 1 if serve.mesh is None else shard_count(serve.mesh)
-    return fit_batch(config, _inputs(pair, serve, config, memory_now(serve), count))
+    cpu = used_devices(serve)[0].platform == "cpu"
+    inputs = _inputs(pair, serve, config, memory_now(serve), count, host_memory=cpu)
+    plan = fit_batch(config, inputs)
+    if plan.pool is not None and cpu and serve.kv_max_tokens is serve.kv_max_bytes is None:
+        logger.info(
+            "the pool is in the host's memory and takes %d pages, at most what %d rows of %d "
+            "tokens fill: set kv_max_bytes or kv_max_tokens for another size",
+            plan.pool.pages,
+            plan.config.max_batch_size,
+            plan.config.max_seq_len,
+        )
+    return plan
 
 
 def memory_now(serve: ServeConfig) -> DeviceMemory:
@@ -162,14 +173,21 @@ def shard_count(mesh: Any) -> int:
 
 
 def _planned(
-    pair: Pair, serve: ServeConfig, platform: str, memory: DeviceMemory, shards: int
+    pair: Pair,
+    serve: ServeConfig,
+    platform: str,
+    memory: DeviceMemory,
+    shards: int,
+    *,
+    host_memory: bool,
 ) -> MemoryPlan:
     """The plan; refused by memory alone it is returned, by a rule it is raised."""
     plans: list[MemoryPlan] = []
 
     def beyond(config: ResolvedConfig) -> str | None:
         config = on_platform(config, serve, platform)
-        plans.append(fit_batch(config, _inputs(pair, serve, config, memory, shards)))
+        inputs = _inputs(pair, serve, config, memory, shards, host_memory=host_memory)
+        plans.append(fit_batch(config, inputs))
         return "\n".join(findings(plans[0])) or None
 
     try:
@@ -189,7 +207,13 @@ def _quiet_plan(
 
 
 def _inputs(
-    pair: Pair, serve: ServeConfig, config: ResolvedConfig, memory: DeviceMemory, shards: int
+    pair: Pair,
+    serve: ServeConfig,
+    config: ResolvedConfig,
+    memory: DeviceMemory,
+    shards: int,
+    *,
+    host_memory: bool = False,
 ) -> Inputs:
     return Inputs(
         serve=serve,
@@ -197,6 +221,7 @@ def _inputs(
         memory=memory,
         shards=shards,
         order=allocation_order(serve.allocation_order),
+        host_memory=host_memory,
     )
 
 

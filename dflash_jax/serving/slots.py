@@ -26,12 +26,16 @@ class Place(NamedTuple):
         kv_kept: tokens of the prompt that need not be computed.
         context_kept: how many of the drafter's context rows go with them; less than
             `kv_kept - context_start` where they are gone.
+        pages: its row of the page table, in a pool.
+        page_copies: (source, own page) of a prefix that ends inside a page.
     """
 
     slot: int
     source: int
     kv_kept: int
     context_kept: int
+    pages: tuple[int, ...] | None = None
+    page_copies: tuple[tuple[int, int], ...] = ()
 
 
 class Slots:
@@ -59,10 +63,10 @@ class Slots:
     def num_free(self) -> int:
         return self._buckets[-1] - len(self._busy)
 
-    def take(self, tokens: Sequence[int]) -> Place | None:
+    def take(self, tokens: Sequence[int], positions: int = 0) -> Place | None:
         """Gives a slot to a request with these prompt tokens; None when all are taken.
 
-        One token at least is left to compute: the answer begins with what follows it.
+        Any slot has room for all the `positions` that may be asked for. One token at least is left to compute: the answer begins with what follows it.
         """
         if not self.num_free:
             return None
@@ -92,6 +96,16 @@ class Slots:
     def release(self, slot: int) -> None:
         """The request has left; what the slot holds stays until it is needed."""
         self._busy.discard(slot)
+
+    def discard(self, slot: int) -> list[int]:
+        """The request has left and what it wrote is wrong."""
+        self._busy.discard(slot)
+        self.index.drop(slot)
+        return []
+
+    def begin_context(self, slot: int, start: int) -> None:
+        """The slot's context begins behind `start` tokens, whatever it has taken over."""
+        self._context_start[slot] = start
 
     def forget(self, slot: int | None = None) -> None:
         """What the slot holds is gone or not to be used; None: of every slot."""
@@ -134,5 +148,3 @@ class Slots:
         whole = limit is not None and kept > start and kept - start <= limit
         self._context_start[slot] = start if whole else kept
         return Place(slot, source, kept, kept - start if whole else 0)
-
-
