@@ -28,8 +28,8 @@ def answer_ids(prompt: Sequence[int], count: int) -> list[int]:
 
 
 class FakeLLM:
-    """Attributes that tests set: `paused` (steps do nothing), `failure` (raised by the next step),
-    `row_errors` (prompt -> error of a row that is aborted instead of decoded)."""
+    """Attributes that tests set: `paused` (steps do nothing), `pace` (seconds of a step), `failure`
+    (raised by the next step), `row_errors` (prompt -> error of a row that is aborted)."""
 
     def __init__(self, *, slots: int = 2, served: int = 64, tokenizer: Tokenizer | None = None):
         self.tokenizer, self.slots, self.compiles_in_service = tokenizer, slots, 0
@@ -40,7 +40,7 @@ class FakeLLM:
             speculation="dflash",
             unqualified=None,
         )
-        self.paused = False
+        self.paused, self.pace = False, 0.0
         self.failure: Exception | None = None
         self.row_errors: dict[tuple[int, ...], str] = {}
         self.waiting: list[Row] = []
@@ -97,9 +97,8 @@ class FakeLLM:
         for row in [*self.waiting, *self.running]:
             if row.deadline is not None and row.deadline < time.monotonic():
                 self._abort(row, "its deadline has passed")
-        if self.paused:
-            time.sleep(0.001)
-        else:
+        time.sleep(max(self.pace, 0.001 if self.paused else 0.0))
+        if not self.paused:
             self._decode()
         updates, self._updates = self._updates, []
         return updates
@@ -123,10 +122,6 @@ class FakeLLM:
             prefix_hits=0,
             prefix_tokens=0,
         )
-
-    def release_thread(self) -> None:
-        """The next caller may be another thread: a service has ended."""
-        self._user = None
 
     def _decode(self) -> None:
         while self.waiting and len(self.running) < self.slots:

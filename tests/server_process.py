@@ -44,7 +44,7 @@ def serving(folder: Path, *words: object, **environment: str) -> Iterator[Server
     target = write_text_target(folder / "target")
     drafter = write_text_drafter(folder / "drafter")
     command = [sys.executable, "-c", SERVE, "serve", target, "-d", drafter, "--port", 0, *words]
-    cache = jax.config.jax_compilation_cache_dir
+    cache = jax.config.values["jax_compilation_cache_dir"]
     settings = {
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",

@@ -13,7 +13,7 @@ from command_line import run
 from tiny_text import write_text_drafter, write_text_target
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = ("demo", "generate", "chat", "plan", "convert", "doctor", "train")
+COMMANDS = ("demo", "generate", "chat", "serve", "plan", "convert", "doctor", "train")
 LOADED = """
 import sys
 from dflash_jax.cli.main import main

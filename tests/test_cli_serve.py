@@ -50,7 +50,7 @@ def port() -> int:
 
 
 def while_serving(
-    port: int, visit: Callable[[Site], None], *words: object, interrupts: bool = False
+    port: int, visit: Callable[[Site], object], *words: object, interrupts: bool = False
 ) -> Ran:
     """Runs the command here, where signals arrive, and the visit in a thread.
 

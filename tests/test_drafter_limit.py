@@ -120,7 +120,7 @@ def test_the_context_stands_still_from_the_first_skipped_round_on(batch, answers
     watched.after = lambda state: None
     drafted = [int(report.num_drafts[0]) for report in watched.reports]
     assert drafted[0] == K and drafted[-1] == 0
-    frozen = lengths[1:][drafted.index(0) - 1 :]
+    frozen = lengths[2:][drafted.index(0) - 1 :]
     assert len(set(frozen)) == 1 and TABLE - K <= frozen[0] <= TABLE
 
 

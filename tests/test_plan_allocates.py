@@ -88,6 +88,39 @@ def test_nothing_is_held_twice(target: Path, tmp_path: Path):
     assert planned <= held <= 1.05 * planned
 
 
+@pytest.mark.parametrize("store", ["pool", "arena"])
+@pytest.mark.parametrize(
+    "size", [{}, {"kv_max_tokens": 1000}, {"kv_max_bytes": 2**20}], ids=["rows", "tokens", "bytes"]
+)
+def test_a_pool_and_its_table_are_allocated_as_planned(
+    target: Path, tmp_path: Path, store: Any, size: dict[str, Any], caplog
+):
+    """Pools, lengths, table and token state; in the host's memory at most what the batch fills."""
+    caplog.set_level("INFO", "dflash_jax")
+    llm = tiny_engine.start(
+        target,
+        tiny.write_drafter(tmp_path / "d"),
+        max_seq_len=64,
+        max_batch_size=3,
+        kv_layout="paged",
+        context_store=store,
+        page_size=16,
+        **size,
+    )
+    names = ("KV pool", "context arena", "token state")
+    state = llm._engine.state
+    assert nbytes(state) == sum(llm.plan.rows[name] for name in names)
+    pool, arenas = llm.plan.pool, llm.arenas
+    assert pool is not None and arenas.context is not None and arenas.kv.pages is not None
+    assert arenas.kv.pages.shape == (3, 5)
+    assert len(arenas.kv.layers[0].keys) == pool.pages == llm.config.num_pages
+    held = nbytes(arenas.kv.layers) + (nbytes(arenas.context.layers) if store == "pool" else 0)
+    assert held == pool.nbytes == llm.plan.rows["KV pool"]
+    if not size:
+        assert pool.pages == 3 * 5
+    assert ("the pool is in the host's memory" in caplog.text) == (not size)
+
+
 @pytest.mark.parametrize("positions", [512, MILLION])
 def test_a_million_position_drafter_is_allocated_by_the_served_length(
     target: Path, tmp_path: Path, positions: int

@@ -230,8 +230,8 @@ def test_a_hub_pair_is_checked_before_the_download_and_once_after_it(folders, mo
 
 
 def test_a_plan_says_what_this_build_does_not_serve(folders):
-    plan = dj.plan_memory(*folders, kv_layout="paged", device_memory="40GiB")
-    assert any("kv_layout='paged' is not available" in warning for warning in plan.warnings)
+    plan = dj.plan_memory(*folders, draft_attention="pallas", device_memory="40GiB")
+    assert any("draft_attention='pallas' is not" in warning for warning in plan.warnings)
 
 
 def test_rows_that_take_turns_are_said(folders):

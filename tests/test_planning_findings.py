@@ -39,25 +39,30 @@ def test_all_findings_are_raised_at_once():
 
 
 def test_options_that_are_not_built_are_refused_together():
-    """A context in a pool is a valid plan: its layout alone is what this build lacks."""
     serve = dj.ServeConfig(
-        kv_layout="paged", context_store="pool", allow_token_limited=True, max_seq_len=0
+        attention="cudnn", draft_attention="pallas", allow_unqualified=True, max_seq_len=0
     )
     with pytest.raises(dj.ConfigError) as refused:
         resolve(serve, PAIR_TARGET, PAIR_DRAFTER)
     findings = str(refused.value).splitlines()
     assert len(findings) == 3
     assert "max_seq_len=0" in findings[0]
-    assert "kv_layout='paged' is not available" in findings[1] and "'contiguous'" in findings[1]
-    assert "allow_token_limited=True is not available" in findings[2]
+    assert "attention='cudnn' is not available" in findings[1] and "'xla'" in findings[1]
+    assert "draft_attention='pallas' is not available" in findings[2]
 
 
 def test_what_is_not_built_can_still_be_planned():
-    serve = dj.ServeConfig(kv_layout="paged", context_store="pool", kv_max_tokens=4096)
+    serve = dj.ServeConfig(draft_attention="pallas")
     config = resolve(serve, PAIR_TARGET, PAIR_DRAFTER, engine=False)
-    assert (config.kv_layout, config.context_store, config.page_size) == ("paged", "pool", 32)
-    with pytest.raises(dj.ConfigError, match="kv_layout='paged' is not available"):
+    assert config.draft_attention == "pallas"
+    with pytest.raises(dj.ConfigError, match="draft_attention='pallas' is not available"):
         resolve(serve, PAIR_TARGET, PAIR_DRAFTER)
+
+
+def test_a_context_in_a_pool_is_served():
+    serve = dj.ServeConfig(kv_layout="paged", context_store="pool", kv_max_tokens=4096)
+    config = resolve(serve, PAIR_TARGET, PAIR_DRAFTER)
+    assert (config.kv_layout, config.context_store, config.page_size) == ("paged", "pool", 32)
 
 
 @pytest.mark.parametrize("engine", [True, False])
@@ -84,12 +89,12 @@ def test_options_of_a_pool_are_refused_with_a_contiguous_layout(engine):
 )
 def test_a_wrong_rope_scaling_is_found_together_with_everything_else(scaling, says):
     drafter = dataclasses.replace(PAIR_DRAFTER, num_target_layers=36)
-    serve = unchecked(rope_scaling=scaling, adaptive=True, max_draft_len=9)
+    serve = unchecked(rope_scaling=scaling, draft_attention="pallas", max_draft_len=9)
     with pytest.raises(dj.ConfigError) as refused:
         resolve(serve, PAIR_TARGET, drafter)
     findings = str(refused.value).splitlines()
     assert len(findings) == 4
-    for part in ("rope", "adaptive=True", "max_draft_len=9", "36 layers"):
+    for part in ("rope", "draft_attention=", "max_draft_len=9", "36 layers"):
         assert any(part in finding for finding in findings)
     assert any(says in finding for finding in findings if "rope" in finding)
 
@@ -136,7 +141,8 @@ def test_a_memory_that_suffices_changes_nothing():
     [
         ({}, []),
         ({"max_seq_len": 0, "dtype": "int8"}, ["dtype='int8'", "max_seq_len=0"]),
-        ({"kv_layout": "paged"}, ["kv_layout='paged'"]),
+        ({"kv_layout": "paged"}, []),
+        ({"draft_attention": "pallas"}, ["draft_attention='pallas'"]),
         ({"kv_max_tokens": 64}, ["kv_max_tokens=64 needs kv_layout='paged'"]),
         ({"max_batch_size": 2000, "max_draft_len": 7}, ["max_num_tokens >= 16000"]),
         ({"max_batch_size": 1024, "max_draft_len": 7}, []),
@@ -159,7 +165,7 @@ def test_what_options_alone_say_is_said_before_there_are_files(options, parts):
 
 
 def test_a_plan_may_name_what_is_not_built_before_there_are_files():
-    serve = dj.ServeConfig(kv_layout="paged", adaptive=True)
+    serve = dj.ServeConfig(attention="pallas", draft_attention="pallas")
     assert before_files(serve, engine=False) == []
     assert len(before_files(serve)) == 2
 

@@ -12,8 +12,8 @@ import dflash_jax as dj
 from planning_pairs import GIB, RESERVE, measured, row_state, tiny_plan
 
 PAGE = 32 * 1536
-HELD = 1500 + 64 * 2 * 32 * 4 + 16 * 97 * 4 + 4 * row_state(97) + 4
-"""Weights, features, logits and state; context and K/V lie in the pool."""
+HELD = 1500 + 64 * 2 * 32 * 4 + 16 * 97 * 4 + 4 * row_state(97) + 4 + 4 * 3 * 4
+"""Weights, features, logits, state and the table of pages; context and K/V lie in the pool."""
 
 
 def pool_plan(free: int, **options: Any) -> dj.MemoryPlan:

@@ -97,13 +97,9 @@ def test_a_mask_id_needs_a_row_in_the_targets_table():
 @pytest.mark.parametrize(
     "option, value",
     [
-        ("adaptive", True),
-        ("kv_layout", "paged"),
         ("attention", "pallas"),
         ("attention", "cudnn"),
         ("draft_attention", "pallas"),
-        ("allow_token_limited", True),
-        ("rounds_per_step", 2),
     ],
 )
 def test_options_without_code_here_are_refused_by_name_with_what_there_is(option, value):
@@ -119,6 +115,10 @@ def test_options_without_code_here_are_refused_by_name_with_what_there_is(option
         ("device_memory", "60GiB"),
         ("headroom", "seed"),
         ("skip_context_budget_check", True),
+        ("kv_layout", "paged"),
+        ("adaptive", True),
+        ("allow_token_limited", True),
+        ("rounds_per_step", 2),
         ("allow_unqualified", True),
         ("dtype", "float16"),
     ],

@@ -17,7 +17,7 @@ from serving_http import SOON, Site, running
 from tiny_served import start
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
-PROMPTS = ("hi", "what is it?", "ö", "hi there", "x" * 40)
+PROMPTS: tuple[str, ...] = ("hi", "what is it?", "ö", "hi there", "x" * 40)
 
 
 class Served:
@@ -31,7 +31,7 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     llm = start(tmp_path_factory.mktemp("end_to_end"))
     params = dj.SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2)
-    alone = dict(zip(PROMPTS, llm.generate(PROMPTS, params), strict=True))
+    alone = {prompt: llm.generate(prompt, params)[0] for prompt in PROMPTS}
     with Service(llm) as service, running(service) as site:
         yield Served(llm, site, alone)
     assert llm.compiles_in_service == 0

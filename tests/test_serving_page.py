@@ -133,6 +133,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ):
         options.add_argument(f"--{word}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.timeouts = {name: int(SOON * 1000) for name in ("pageLoad", "script")}
     with contextlib.closing(_Quitting(webdriver.Chrome(options, _service(driver)))) as held:
         yield held.driver
 
@@ -207,7 +208,7 @@ def test_a_chat_is_streamed_with_each_round_in_its_colour(page: Page, llm: FakeL
 
 @pytest.mark.slow
 def test_the_stop_button_and_escape_end_an_answer_and_the_server_hears(page: Page, llm: FakeLLM):
-    llm.config.max_seq_len = 1_000_000
+    llm.config.max_seq_len, llm.pace = 1_000_000, 0.02
     for stop in (lambda: page("stop").click(), lambda: page("message").send_keys("\ue00c")):
         page.ask("hi")
         page.until(lambda: len(page.all(".assistant .run")) > 3 and page("stop").is_enabled())

@@ -16,6 +16,7 @@ import pytest
 
 import dflash_jax as dj
 import tiny
+from dflash_jax.arena.context import ContextPool
 from dflash_jax.config import DrafterConfig, ResolvedConfig, ServeConfig, TargetConfig
 from dflash_jax.decoding import programs
 from dflash_jax.decoding.report import NOT_RUN, RoundReport
@@ -124,15 +125,21 @@ def start(
 
 
 def resolved(
-    target: Path, drafter: Path | None, *, read_piece: int | None = 256, **options: Any
+    target: Path,
+    drafter: Path | None,
+    *,
+    read_piece: int | None = 256,
+    num_pages: int = 0,
+    **options: Any,
 ) -> ResolvedConfig:
-    """What the engine reads, for a CPU in float32."""
+    """What the engine reads, for a CPU in float32; the pool's pages are not planned but given."""
     import dataclasses
 
     serve = ServeConfig(**options)
     drafter_config = None if drafter is None else DrafterConfig.from_folder(drafter)
     config = resolve(serve, TargetConfig.from_folder(target), drafter_config)
-    return dataclasses.replace(on_platform(config, serve, "cpu"), read_piece=read_piece)
+    config = on_platform(config, serve, "cpu").with_pages(num_pages)
+    return dataclasses.replace(config, read_piece=read_piece)
 
 
 def engine(
@@ -229,6 +236,51 @@ def snapshot(state: EngineState) -> EngineState:
     return jax.tree.map(np.array, state)
 
 
+def unpaged(state: EngineState) -> EngineState:
+    """A state on the host whose pools are laid out as rows of slots, [n, k, s, d]."""
+    table = state.kv.pages
+    assert table is not None
+
+    def rows(arena: Any) -> Any:
+        def row(array: np.ndarray) -> np.ndarray:
+            # The page beyond the pool is of no request: any will do.
+            found = array[np.minimum(table, len(array) - 1)]
+            n, r, heads, size, d = found.shape
+            return found.transpose(0, 2, 1, 3, 4).reshape(n, heads, r * size, d)
+
+        return arena._replace(layers=jax.tree.map(row, arena.layers))
+
+    context = state.context
+    if isinstance(context, ContextPool):
+        context = rows(context)
+    return state._replace(kv=rows(state.kv), context=context)
+
+
+def assert_same(before: Any, after: Any) -> None:
+    """No bit of two trees of arrays differs."""
+    for mine, theirs in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+def may_write(arena: Any, ends: np.ndarray, pages: np.ndarray | None) -> np.ndarray:
+    """Rows [n, s] (pages [p, s] of a pool) that lie between what slots held and their new ends."""
+    if pages is None:
+        places = np.arange(arena.layers[0].keys.shape[2])
+        return (places >= arena.lengths[:, None]) & (places < ends[:, None])
+    num_pages, _, size, _ = arena.layers[0].keys.shape
+    may = np.zeros((num_pages, size), bool)
+    for row, start, end in zip(pages, arena.lengths, ends, strict=True):
+        for position in range(start, end):
+            may[row[position // size], position % size] = True
+    return may
+
+
+def _pools(old: EngineState, new: EngineState) -> list[tuple[Any, Any]]:
+    """What lies in pages, before and after."""
+    pools: list[tuple[Any, Any]] = [(old.kv, new.kv)] if new.kv.pages is not None else []
+    return pools + ([(old.context, new.context)] if isinstance(new.context, ContextPool) else [])
+
+
 class Watched(Engine):
     """An engine for `Batch` that hands every call to another one and checks what it wrote.
 
@@ -254,11 +306,13 @@ class Watched(Engine):
         self.inner.open(opening)
         slot = int(opening.slot)
         lengths, contexts = old.kv.lengths.copy(), None
-        assert int(opening.kv_kept) <= lengths[slot]
+        # Of a pool a request takes over what others computed, whatever its slot held.
+        assert opening.pages is not None or int(opening.kv_kept) <= lengths[slot]
         lengths[slot] = opening.kv_kept
         if old.context is not None:
             contexts = old.context.lengths.copy()
-            assert int(opening.context_kept) <= contexts[slot]
+            pooled = isinstance(old.context, ContextPool)
+            assert pooled or int(opening.context_kept) <= contexts[slot]
             contexts[slot] = opening.context_kept
         self._check(old, lengths, contexts)
 
@@ -282,6 +336,9 @@ class Watched(Engine):
             pairs.append((old.context, new.context, context_count))
         for before, after, count in pairs:
             assert after.lengths[target] == count
+            if isinstance(after, ContextPool) or getattr(after, "pages", None) is not None:
+                assert_same(before.layers, after.layers)
+                continue
             for mine, theirs in zip(
                 jax.tree.leaves(before.layers), jax.tree.leaves(after.layers), strict=True
             ):
@@ -289,8 +346,26 @@ class Watched(Engine):
                 others = np.arange(len(mine)) != target
                 assert np.array_equal(theirs[others], mine[others])
 
-    def clean(self, slot: int) -> None:
-        self.inner.clean(slot)
+    def copy_page(self, source: int, target: int) -> None:
+        old = snapshot(self.inner.state)
+        self.inner.copy_page(source, target)
+        new = snapshot(self.inner.state)
+        for before, after in _pools(old, new):
+            for mine, theirs in zip(
+                jax.tree.leaves(before.layers), jax.tree.leaves(after.layers), strict=True
+            ):
+                mine[target] = mine[source]
+                assert np.array_equal(mine, theirs)
+
+    def clean(self, slot: int, pages: Sequence[int] = ()) -> None:
+        old = snapshot(self.inner.state)
+        self.inner.clean(slot, pages)
+        others = np.setdiff1d(np.arange(self.config.num_pages), pages)
+        for before, after in _pools(old, snapshot(self.inner.state)):
+            assert_same(
+                jax.tree.map(lambda x: x[others], before.layers),
+                jax.tree.map(lambda x: x[others], after.layers),
+            )
 
     def reset(self) -> None:
         self.inner.reset()
@@ -332,16 +407,15 @@ class Watched(Engine):
             contexts = np.where(grows, np.minimum(starts + growth, limit), starts)
         self._check(old, old.kv.lengths + growth, contexts)
 
-    def _check(
-        self, old: EngineState, lengths: np.ndarray, contexts: np.ndarray | None
-    ) -> None:
+    def _check(self, old: EngineState, lengths: np.ndarray, contexts: np.ndarray | None) -> None:
         new = snapshot(self.inner.state)
         arenas: list[Any] = [(old.kv, new.kv, lengths)]
         arenas += [(old.context, new.context, contexts)] if contexts is not None else []
+        table: Any = new.kv.pages
         for before, after, ends in arenas:
             assert after.lengths.tolist() == ends.tolist()
-            places = np.arange(after.layers[0].keys.shape[2])
-            may = (places >= before.lengths[:, None]) & (places < ends[:, None])
+            pooled = after is new.kv or isinstance(after, ContextPool)
+            may = may_write(before, ends, table if pooled else None)
             for mine, theirs in zip(
                 jax.tree.leaves(before.layers), jax.tree.leaves(after.layers), strict=True
             ):

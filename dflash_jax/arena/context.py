@@ -123,16 +123,14 @@ def append_context(
 def context_rows(
     arena: ContextArena,
     piece: int | None,
-    slots: Int[Array, " b"],
     *,
-    table: Int[Array, "n r"] | None = None,
+    pages: Int[Array, "b r"] | None = None,
 ) -> ArenaRows:
     """The rows of the leading slots, for a block to read; `piece` as in `ArenaRows`.
 
     Args:
-        slots: those slots, the dead ones beyond the arena; read only with a `table`.
+        pages: of those slots, for a `ContextPool`; dead ones have none.
     """
-    pages = None if table is None else table_rows(table, slots, arena.layers)
     return ArenaRows(arena.layers, None, piece, _is_ring(arena), pages)
 
 

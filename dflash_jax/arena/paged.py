@@ -1,4 +1,4 @@
-"""Reading and writing pages of a pool [p, k, s, d]: the counterpart of `rows.py` for one page table.
+"""Reading and writing pages of a pool [p, k, s, d]: the counterpart of `rows.py` for page tables.
 
 Position q of a request lies in row q mod s of page `pages[q // s]`. A table is filled up with p,
 the page beyond the pool: what would be written there is dropped and what is read there is zero, so
@@ -71,9 +71,20 @@ def read_pages(
     array: Float[Array, "p k s d"], pages: Int[Array, "b m"]
 ) -> Float[Array, "b k ms d"]:
     """The rows of m pages one after another; zeros for the page beyond the pool."""
-    found = array.at[pages].get(mode="fill", fill_value=0)
-    b, m, kv_heads, page_size, d = found.shape
-    return jnp.swapaxes(found, 1, 2).reshape(b, kv_heads, m * page_size, d)
+    (b, m), (_, kv_heads, page_size, d) = pages.shape, array.shape
+    # Heads before pages as they are gathered: a transposition afterwards is one more copy.
+    numbers = jax.lax.GatherDimensionNumbers(
+        offset_dims=(1, 3, 4), collapsed_slice_dims=(0,), start_index_map=(0,)
+    )
+    found = jax.lax.gather(
+        array,
+        pages[:, :, None],
+        numbers,
+        slice_sizes=(1, kv_heads, page_size, d),
+        mode="fill",
+        fill_value=0,
+    )
+    return found.reshape(b, kv_heads, m * page_size, d)
 
 
 def copy_page(

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-
 # Large enough that the loop's own cost vanishes, small beside a row.
 COPY_PIECE = 256
 

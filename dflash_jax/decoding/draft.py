@@ -15,6 +15,7 @@ from dflash_jax.arena.context import (
     can_draft,
     context_rows,
 )
+from dflash_jax.arena.paged import table_rows
 from dflash_jax.arena.rows import slot_lengths
 from dflash_jax.decoding.sampling import greedy_tokens
 from dflash_jax.models.drafter import DFlashDrafter
@@ -97,10 +98,12 @@ class BlockDrafter:
         config, width = self.model.config, self.block_width
         masks = jnp.full((anchors.shape[0], width - 1), config.mask_token_id, jnp.int32)
         ids = jnp.concatenate([anchors[:, None], masks], axis=1)
-        lengths = slot_lengths(arena.lengths, slots)
+        lengths, pages = slot_lengths(arena.lengths, slots), None
+        if self.table is not None:
+            pages = table_rows(self.table, slots, arena.layers)
         embeddings = embed_ids(self.target.embedding, ids)
         hidden = self.model.block_hidden_cached(
-            embeddings, lengths, context_rows(arena, self.piece, slots, table=self.table)
+            embeddings, lengths, context_rows(arena, self.piece, pages=pages)
         )
         # Slot 0 is the anchor and predicts nothing, unless the drafter was trained to.
         drafted = hidden[:, width - self.draft_len :]

@@ -81,9 +81,10 @@ def split_model(module: Target | DFlashDrafter | None) -> Model:
 def list_programs(config: ResolvedConfig, target: Model, drafter: Model) -> Iterator[Program]:
     """All programs of a configuration.
 
-    `open`, `copy` and `clean` change a slot, `copy-page` a page of a pool; `prefill-T` runs a chunk of up to T tokens;
-    `round-B-greedy` and `round-B-general` run the leading B slots with the configured drafting, and
-    `plain-B`, where there is drafting, without: a round of rows that may or need not draft.
+    `open`, `copy` and `clean` change a slot, `copy-page` a page of a pool; `prefill-T` runs a chunk
+    of up to T tokens; `round-B-greedy` and `round-B-general` run the leading B slots with the
+    configured drafting, and `plain-B`, where there is drafting, without: a round of rows that may
+    or need not draft.
     """
     state = jax.eval_shape(lambda: init_state(config))
     shardings = None if config.mesh is None else state_shardings(config)
@@ -133,9 +134,7 @@ def compile_program(program: Program) -> jax.stages.Compiled:
     The state is the last argument but those that vary from call to call: found by its type.
     """
     state = next(i for i, a in enumerate(program.arguments) if isinstance(a, EngineState))
-    jitted = jax.jit(
-        program.function, donate_argnums=(state,), out_shardings=program.out_shardings
-    )
+    jitted = jax.jit(program.function, donate_argnums=(state,), out_shardings=program.out_shardings)
     return jitted.lower(*program.arguments).compile()
 
 

@@ -1,8 +1,8 @@
 """What an engine keeps on the device, and the programs that change a slot without a model's pass.
 
 `open_slot` starts a request in a slot, `copy_slot` takes a prefix or a whole row to another slot,
-`clean_slot` zeroes one; `copy_page` copies a page of a pool. All are pure functions that programs compile with the state donated; the
-passes themselves are `round.py`.
+`clean_slot` zeroes one; `copy_page` copies a page of a pool. All are pure functions that programs
+compile with the state donated; the passes themselves are `round.py`.
 """
 
 from typing import NamedTuple

@@ -137,14 +137,17 @@ def _fold_pages(state: Softmax, grouped: Float[Array, "b k q d"], cached: Cached
     4 and the page beyond the pool, which is zeros and masked.
     """
     assert cached.pages is not None
+    # Pages are known before the pass: without a tie to this layer the compiler gathers those of
+    # all layers at the start and keeps them all (a total is never below 0; a barrier is dropped).
+    table = cached.pages + (state.total[0, 0, 0, 0] < 0).astype(jnp.int32)
     num_pages, _, page_size, _ = cached.keys.shape
-    listed = cached.pages.shape[1]
+    listed = table.shape[1]
     count = listed if cached.piece is None else min(max(cached.piece // page_size, 1), listed)
     piece = count * page_size
 
     def step(index: Array, state: Softmax) -> Softmax:
         first = index * count + jnp.arange(count, dtype=jnp.int32)
-        pages = cached.pages.at[:, first].get(mode="fill", fill_value=num_pages)
+        pages = table.at[:, first].get(mode="fill", fill_value=num_pages)
         rows = index * piece + jnp.arange(piece, dtype=jnp.int32)
         keys, values = (read_pages(array, pages) for array in cached[:2])
         return _fold(state, grouped, keys, values, _seen(cached, rows))

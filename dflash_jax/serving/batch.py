@@ -22,8 +22,10 @@ from dflash_jax.serving.engine import Engine
 from dflash_jax.serving.opening import make_opening
 from dflash_jax.serving.output import Piece, TokenLogprob
 from dflash_jax.serving.places import Places, make_places
+from dflash_jax.serving.prefix import shared_length
 from dflash_jax.serving.row import Row
 from dflash_jax.serving.scheduler import Chunk, Scheduler
+from dflash_jax.serving.slots import LEAST_COPY
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +168,8 @@ class Batch:
 
     def _place(self, row: object) -> bool:
         assert isinstance(row, Row)
+        if self._shares_a_prompt_in_work(row):
+            return False
         config = self.engine.config
         # A round that starts at the last token may commit all that it verifies.
         most = len(row.prompt) + row.params.max_tokens + config.verify_width
@@ -199,6 +203,21 @@ class Batch:
         if config.speculation == "suffix" and row.params.speculate:
             row.suffixes = SuffixAutomaton([*row.prompt, *row.generated])
         return True
+
+    def _shares_a_prompt_in_work(self, row: Row) -> bool:
+        """Whether to wait for a prompt that is being computed: its tokens are not computed twice.
+
+        The n answers of one request, and a burst of requests with one system prompt.
+        """
+        if not self._reuse or self._trials:
+            return False
+        wanted = row.to_compute[:-1]
+        return any(
+            # What the other one took over is there for this one too.
+            shared_length(wanted, other.to_compute) - other.stats.reused_prompt_tokens >= LEAST_COPY
+            for other in self._running()
+            if not other.decodes
+        )
 
     def _close_hole(self) -> None:
         """Moves the last row to the front where a smaller bucket of rows will do then."""
@@ -387,9 +406,7 @@ class Batch:
             # Up to here no row's context is frozen; a ring keeps no beginning.
             ring = isinstance(state.context, ContextRing)
             limit = 0 if ring else config.drafter.max_position_embeddings - config.block_width
-        return make_places(
-            config, self.engine.row_sizes, reuse=self._reuse, context_limit=limit
-        )
+        return make_places(config, self.engine.row_sizes, reuse=self._reuse, context_limit=limit)
 
     # Failures
 

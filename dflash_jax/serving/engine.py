@@ -1,9 +1,9 @@
 """The engine: compiled programs, the state they donate, and the calls that move it on.
 
-One method a program: `open`, `copy`, `copy_page` and `clean` change a slot, `prefill` runs one chunk of a prompt
-into it, `start_round` dispatches a round of the leading slots and `read_round` waits for it: one
-device-to-host copy. Who is in which slot is `batch.py`'s business. All programs are compiled at
-start; compiles after that are counted.
+One method a program: `open`, `copy`, `copy_page` and `clean` change a slot, `prefill` runs a chunk
+of a prompt into it, `start_round` dispatches a round of the leading slots and `read_round` waits
+for it: one device-to-host copy. Who is in which slot is `batch.py`'s business. All programs are
+compiled at start; compiles after that are counted.
 """
 
 import logging

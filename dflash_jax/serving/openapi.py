@@ -1,9 +1,9 @@
 """The OpenAPI document at `/openapi.json`, from the very schemas that requests are checked with."""
 
+import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
-import dflash_jax
 from dflash_jax.serving import openai_fields as fields
 
 _ERRORS = {
@@ -17,6 +17,12 @@ _ERRORS = {
     504: "The request took longer than the server allows.",
 }
 _OBJECT = {"type": "object"}
+_EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+    "description": "Of each event: its data is a chunk as JSON, or [DONE] at the end.",
+}
 
 
 def openapi_document(max_body_bytes: int) -> dict[str, Any]:
@@ -25,7 +31,7 @@ def openapi_document(max_body_bytes: int) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "dflash_jax",
-            "version": dflash_jax.__version__,
+            "version": importlib.metadata.version("dflash-jax"),
             "description": "OpenAI-compatible completions, decoded with DFlash. Fields that are "
             "not listed are refused by name; null is the same as leaving a field out. Bodies have "
             f"{max_body_bytes} bytes at most.",
@@ -114,7 +120,7 @@ def _errors(*codes: int) -> dict[str, Any]:
 
 
 def _text_endpoint(name: str, summary: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    whole, events = _content(_answer()), _content({"type": "string"}, "text/event-stream")
+    whole, events = _content(_answer()), _content(_EVENT, "text/event-stream")
     return {
         "operationId": name,
         "summary": summary,

@@ -89,9 +89,7 @@ class PagePool:
         evictions: cached pages whose tokens were given up for somebody else.
     """
 
-    def __init__(
-        self, num_pages: int, page_size: int, *, reuse: bool = True, least_copy: int = 1
-    ):
+    def __init__(self, num_pages: int, page_size: int, *, reuse: bool = True, least_copy: int = 1):
         """A pool that holds nothing.
 
         Args:

@@ -11,7 +11,7 @@ tail.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dflash_jax.arena.sizes import row_pages
 from dflash_jax.config import ResolvedConfig
@@ -19,6 +19,7 @@ from dflash_jax.serving.pages import Lease, PagePool
 from dflash_jax.serving.slots import LEAST_COPY, Place, Slots
 
 
+@runtime_checkable
 class Places(Protocol):
     """What `batch.py` asks of a layout.
 
@@ -99,9 +100,7 @@ class PagedSlots:
         self._pool_has_context = config.context_store == "pool" and context_limit is not None
         own_context = context_limit is not None and not self._pool_has_context
         self._slots = Slots(buckets, reuse=reuse and own_context, context_limit=context_limit)
-        self.pool = PagePool(
-            config.num_pages, config.page_size, reuse=reuse, least_copy=LEAST_COPY
-        )
+        self.pool = PagePool(config.num_pages, config.page_size, reuse=reuse, least_copy=LEAST_COPY)
         self._leases: dict[int, Lease] = {}
         self.hits = 0
         self.hit_tokens = 0

@@ -163,6 +163,11 @@ class PrefixIndex:
         return node
 
 
+def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading tokens two sequences share."""
+    return _parting(one, other, 0, min(len(one), len(other)))
+
+
 def _parting(one: Sequence[int], other: Sequence[int], start: int, stop: int) -> int:
     """First position from `start` on where both differ; `stop` where none before it does."""
     return next((i for i in range(start, stop) if one[i] != other[i]), stop)

@@ -66,7 +66,8 @@ class Slots:
     def take(self, tokens: Sequence[int], positions: int = 0) -> Place | None:
         """Gives a slot to a request with these prompt tokens; None when all are taken.
 
-        Any slot has room for all the `positions` that may be asked for. One token at least is left to compute: the answer begins with what follows it.
+        Any slot has room for all the `positions` that may be asked for. One token at least is left
+        to compute: the answer begins with what follows it.
         """
         if not self.num_free:
             return None
@@ -106,11 +107,6 @@ class Slots:
     def begin_context(self, slot: int, start: int) -> None:
         """The slot's context begins behind `start` tokens, whatever it has taken over."""
         self._context_start[slot] = start
-
-    def forget(self, slot: int | None = None) -> None:
-        """What the slot holds is gone or not to be used; None: of every slot."""
-        for one in range(self._buckets[-1]) if slot is None else (slot,):
-            self.index.drop(one)
 
     def hole(self) -> tuple[int, int] | None:
         """(from, to) of the row whose move lets a smaller bucket do; None when none does.
