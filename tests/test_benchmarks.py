@@ -49,6 +49,7 @@ def test_the_device_check_passes_every_row_on_a_cpu_and_writes_what_it_printed(
     assert "projected at acceptance length 6.5 (random weights)" in table
 
 
+@pytest.mark.slow
 def test_the_planners_check_boots_its_largest_batch_and_is_refused_more(
     tmp_path: Path, pytestconfig: pytest.Config
 ):

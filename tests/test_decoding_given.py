@@ -33,4 +33,4 @@ def test_nothing_is_kept_between_rounds():
     method = given({}, [True], 2)
     slots, features = jnp.zeros((1,), jnp.int32), jnp.zeros((1, 3, 0), jnp.float32)
     assert method.absorb(None, slots, features, slots) is None
-    assert method.open_slots(None, slots, jnp.ones((1,), bool)) is None
+    assert method.follows(None, slots).tolist() == [True]

@@ -114,8 +114,8 @@ def test_unknown_options_are_listed_with_what_there_is(tmp_path):
 
 @pytest.mark.usefixtures("no_compile")
 def test_options_that_this_build_has_no_code_for_are_refused(tmp_path):
-    message = refusal(write_target(tmp_path / "t"), kv_layout="paged", dtype="int8")
-    assert "kv_layout='paged'" in message and "'contiguous'" in message
+    message = refusal(write_target(tmp_path / "t"), attention="cudnn", dtype="int8")
+    assert "attention='cudnn'" in message and "'xla'" in message
     assert "dtype='int8'" in message and "'bfloat16'" in message
 
 

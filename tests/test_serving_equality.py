@@ -6,7 +6,6 @@ probabilities, ends; and to the drafter's trace alone: texts can be right while 
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,7 +164,13 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("as it comes", "chunks of 16, turns", "no reuse")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
+)
 def test_every_request_of_a_crowd_is_what_it_is_alone(
     case: str, asked: list[Request], alone: list[Row], drafts: tiny.Draft, traces: list[list[int]]
 ):

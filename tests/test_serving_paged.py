@@ -110,7 +110,11 @@ def traces(asked: list[Request], drafts: tiny.Draft) -> list[list[int]]:
     [
         (POOL | {"page_size": 8}, 30),
         (ARENA | {"page_size": 32}, 9),
-        (POOL | {"page_size": 32, "rounds_per_step": 4, "max_num_tokens": 64}, 9),
+        pytest.param(
+            POOL | {"page_size": 32, "rounds_per_step": 4, "max_num_tokens": 64},
+            9,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["pool", "arena", "pool, four rounds a dispatch"],
 )

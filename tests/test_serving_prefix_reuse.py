@@ -146,7 +146,7 @@ def test_a_tail_is_drafted_from_at_slot_local_positions(engine):
     """Its rows are those of a context that begins with the tail."""
     batch = Batch(engine)
     serve(batch, STEM)
-    batch._slots._context_limit = 0
+    batch._slots._context_limit = 0  # type: ignore[attr-defined]
     row = tiny_engine.request([*STEM, 7, 8], dj.SamplingParams(max_tokens=2))
     tiny_engine.serve(batch, [row])
     held = [*STEM, 7, 8, *row.generated[:-1]]

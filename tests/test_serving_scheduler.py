@@ -99,8 +99,7 @@ class Traffic(RuleBasedStateMachine):
         """What a lost arena does: everybody in a slot waits again, in the same order."""
         running = list(self.served.scheduler.running)
         before = list(self.served.scheduler.waiting)
-        for entry in running:
-            self.served.free.add(entry.slot)
+        self.served.free.update(entry.slot for entry in running if entry.slot is not None)
         self.served.scheduler.requeue(running)
         assert list(self.served.scheduler.waiting) == running + before
         assert all(entry.computed == 0 and entry.slot is None for entry in running)

@@ -203,12 +203,15 @@ def run(batch: Batch, *requests: tuple[Sequence[int], int]) -> list[Row]:
     return serve(batch, rows)
 
 
+ENDLESS = dj.SamplingParams(max_tokens=10**6)
+
+
 def prefill(
     engine: Engine,
     slot: int,
     ids: Sequence[int],
     *,
-    params: dj.SamplingParams = dj.SamplingParams(max_tokens=10**6),
+    params: dj.SamplingParams = ENDLESS,
     kv_kept: int = 0,
     context_kept: int = 0,
 ) -> int:
