@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,7 +166,7 @@ def _mixed(rng: random.Random) -> dict[str, Any]:
     return body
 
 
-async def _stream(client: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterator[str]:
+async def _stream(client: httpx.AsyncClient, body: dict[str, Any]) -> AsyncGenerator[str, None]:
     async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
@@ -233,7 +233,7 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Runs one of the two and prints one JSON document."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="The server under clients.")
     parser.add_argument("kind", choices=("throughput", "soak"))
     parser.add_argument("--target", default="demo")
     parser.add_argument("--requests", type=int, default=32)

@@ -236,7 +236,7 @@ def test_first_and_last_row_are_unharmed_by_rounds_of_the_rows_between(scripted)
     tokens = marked.tokens._replace(
         remaining=np.full((5,), 99, np.int32), drafting=np.ones((5,), bool)
     )
-    engine.state = device(EngineState(*filled, tokens))
+    engine.state = device(EngineState(filled[0], filled[1], tokens))
     watched = Watched(engine)
     for active in ([False, True, True, True, False], [False, False, True, False, False]):
         tiny_engine.play(watched, active)

@@ -410,7 +410,7 @@ class Watched(Engine):
             contexts = np.where(grows, np.minimum(starts + growth, limit), starts)
         self._check(old, old.kv.lengths + growth, contexts)
 
-    def _check(self, old: EngineState, lengths: np.ndarray, contexts: np.ndarray | None) -> None:
+    def _check(self, old: EngineState, lengths: Any, contexts: Any) -> None:
         new = snapshot(self.inner.state)
         arenas: list[Any] = [(old.kv, new.kv, lengths)]
         arenas += [(old.context, new.context, contexts)] if contexts is not None else []

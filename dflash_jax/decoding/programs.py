@@ -114,10 +114,11 @@ def list_programs(config: ResolvedConfig, target: Model, drafter: Model) -> Iter
 def _slot_programs(config: ResolvedConfig) -> list[tuple[str, Callable[..., Any], Any]]:
     """Name, function and abstract argument of the programs without a model."""
     vocab_size = config.target.vocab_size
-    count, flag = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)
+    count: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    flag: Any = jax.ShapeDtypeStruct((), jnp.bool_)
     options, counts = jax.eval_shape(lambda: (init_options(1), init_counts(1, vocab_size)))
     paged = config.kv_layout == "paged"
-    pages = jax.ShapeDtypeStruct((row_pages(config),), jnp.int32) if paged else None
+    pages: Any = jax.ShapeDtypeStruct((row_pages(config),), jnp.int32) if paged else None
     opening = Opening(count, count, count, count, flag, options, counts, pages)
     transfer = Transfer(count, count, count, count, flag)
     programs = [

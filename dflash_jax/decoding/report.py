@@ -3,7 +3,7 @@
 One array is one device-to-host copy. Log-probabilities travel in it by their bits.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,8 +79,9 @@ def _unpack_logprobs(packed: np.ndarray, width: int) -> Logprobs:
     shape = (packed.shape[0], width, TOP_LOGPROBS)
     top = width * TOP_LOGPROBS
     chosen, ids, best = np.split(packed, [width, width + top], axis=1)
-    return Logprobs(
+    fields: tuple[Any, ...] = (
         np.ascontiguousarray(chosen).view(np.float32),
         ids.reshape(shape),
         np.ascontiguousarray(best).view(np.float32).reshape(shape),
     )
+    return Logprobs(*fields)

@@ -310,8 +310,9 @@ class Batch:
         if self._adaptive is not None:
             seconds = time.monotonic() - flight.started
             note = self._adaptive.observe(len(flight.rows), flight.plain, seconds, tokens)
-            for row in flight.rows if note else ():
-                row.stats.notes.append(note)
+            if note is not None:
+                for row in flight.rows:
+                    row.stats.notes.append(note)
 
     def _take_in(self, row: Row, slot: int, report: RoundReport, plain: bool) -> int:
         accepted, drafted = int(report.num_accepted_drafts[slot]), int(report.num_drafts[slot])

@@ -123,14 +123,14 @@ class Engine:
         size = next(size for size in self.chunk_sizes if size >= len(ids))
         padded = np.zeros((1, size), np.int32)
         padded[0, : len(ids)] = ids
-        prompt = Prompt(
+        fields: tuple[Any, ...] = (
             np.array([slot], np.int32),
             padded,
             np.array([len(ids)], np.int32),
             np.array([last]),
             np.array([-1 if anchor is None else anchor], np.int32),
         )
-        return self._pass(f"prefill-{size}", prompt)
+        return self._pass(f"prefill-{size}", Prompt(*fields))
 
     def read_prefill(self, packed: jax.Array) -> RoundReport:
         """Waits for a chunk."""

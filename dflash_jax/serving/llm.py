@@ -240,7 +240,7 @@ class LLM:
         return self._batch.step()
 
     def cancel(self, row: Row) -> None:
-        """Ends an answer wherever it is; its slot is free at once. Nothing happens after its end."""
+        """Ends an answer wherever it is and frees its slot at once; after its end, does nothing."""
         self._batch.cancel(row, _CANCELLED)
 
     @property

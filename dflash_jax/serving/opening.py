@@ -4,7 +4,7 @@ NumPy on the host; the device's side is `decoding/state.py`.
 """
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,7 +43,8 @@ def make_opening(
     """The argument of the `open` program; `pages` is the slot's whole row of the page table."""
     params = answer.params
     left = params.max_tokens - len(answer.generated)
-    return Opening(  # type: ignore[arg-type]  (NumPy in place of device arrays)
+    # NumPy in place of device arrays: the call puts them there.
+    fields: tuple[Any, ...] = (
         np.int32(slot),
         np.int32(kv_kept),
         np.int32(context_kept),
@@ -53,6 +54,7 @@ def make_opening(
         _counts(answer, vocab_size),
         None if pages is None else np.array(pages, np.int32),
     )
+    return Opening(*fields)
 
 
 def is_greedy(params: SamplingParams) -> bool:
@@ -85,7 +87,7 @@ def _options(answer: Answer) -> SlotOptions:
 
     strengths = np.zeros((1, MAX_BIAS), np.float32)
     strengths[0, : len(bias)] = list(bias.values())
-    return SlotOptions(  # type: ignore[arg-type]
+    fields: dict[str, Any] = dict(
         temperatures=real(params.temperature),
         seeds=np.array([answer.seed], np.uint32),
         top_k=np.array([params.top_k], np.int32),
@@ -100,6 +102,7 @@ def _options(answer: Answer) -> SlotOptions:
         min_positions=np.array([len(answer.prompt) + params.min_tokens], np.int32),
         logprobs=np.array([params.logprobs is not None]),
     )
+    return SlotOptions(**fields)
 
 
 def _counts(answer: Answer, vocab_size: int) -> TokenCounts:
