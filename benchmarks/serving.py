@@ -209,6 +209,7 @@ async def _soak(url: str, requests: int, clients: int, seed: int) -> dict[str, i
 def soak(args: argparse.Namespace) -> dict[str, Any]:
     """Mixed requests from many clients, a fifth of which vanish; what is left afterwards."""
     options = ["--max-seq-len", "512", "--max-batch-size", str(args.slots)]
+    options += [] if args.drafter is None else ["--drafter", args.drafter]
     with serving(args.target, *options) as server:
         asyncio.run(_soak(server.url, args.requests // 5, args.clients, seed=0))
         before = resident_bytes(server)
@@ -236,6 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The server under clients.")
     parser.add_argument("kind", choices=("throughput", "soak"))
     parser.add_argument("--target", default="demo")
+    parser.add_argument("--drafter", help="of the soak; demo brings its own")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--slots", type=int, default=8)
