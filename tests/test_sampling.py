@@ -67,7 +67,10 @@ def chi_square(pairs: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sum((counts - expected) ** 2 / expected))
 
 
-@pytest.mark.parametrize("mode", ["plain", "likely", "unlikely"])
+SLOW_UNLIKELY = pytest.param("unlikely", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("mode", ["plain", "likely", SLOW_UNLIKELY])
 def test_the_joint_of_generated_positions_is_the_targets(markov, mode: str):
     """Faults 9, 13. Positions 1 and 2, then 2 and 3, which lie inside one block."""
     first = {"plain": 0, "likely": 10_000, "unlikely": 20_000}[mode]
@@ -87,7 +90,7 @@ def test_the_joint_of_generated_positions_is_the_targets(markov, mode: str):
     assert (accepted > SAMPLES) == (mode == "likely")
 
 
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
+@pytest.mark.parametrize("temperature", [0.5, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_temperature_divides_the_logits(markov, temperature: float):
     params = [
         dj.SamplingParams(temperature=temperature, max_tokens=2, seed=i) for i in range(SAMPLES)

@@ -256,11 +256,10 @@ def test_a_request_cancelled_at_any_moment_frees_its_slot_for_the_next(
 def test_a_request_beyond_its_deadline_is_aborted_wherever_it_is(engine: Engine):
     batch = Batch(engine)
     running, queued = asked()[0], tiny_engine.request(PROMPTS[1], dj.SamplingParams(max_tokens=9))
-    running.deadline = queued.deadline = 0.0
+    queued.deadline, running.deadline = 0.0, 1e12
     batch.submit(queued)
     assert batch.step()[0][1].finish_reason == "abort"
     batch.submit(running)
-    running.deadline = None
     while not running.generated:
         batch.step()
     running.deadline = 0.0

@@ -77,6 +77,7 @@ class Batch:
         self._flight: Flight | None = None
         self._trials: list[Row] = []
         self._involved: list[Row] = []
+        self._timed: list[Row] = []
         self._failures = 0
         self._updates: list[Update] = []
         self._adaptive = AdaptiveDrafting() if config.adaptive else None
@@ -101,6 +102,8 @@ class Batch:
         """Queues a checked request."""
         row.length = len(row.to_compute)
         self.scheduler.submit(row)
+        if row.deadline is not None:
+            self._timed.append(row)
 
     def cancel(self, row: Row, error: str | None = None) -> None:
         """Takes a request out, wherever it is; its slot is free at once."""
@@ -392,10 +395,10 @@ class Batch:
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for row in [*self.scheduler.waiting, *self.scheduler.running]:
-            assert isinstance(row, Row)
+        for row in self._timed:
             if row.deadline is not None and row.deadline < now:
                 self.cancel(row, "its deadline has passed: allow more time or ask for fewer tokens")
+        self._timed = [row for row in self._timed if row.finish_reason is None]
 
     def _running(self) -> list[Row]:
         return [row for row in self.scheduler.running if isinstance(row, Row)]

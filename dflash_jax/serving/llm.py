@@ -342,15 +342,17 @@ class LLM:
 
     def _run(self, answers: Sequence[Sequence[Row]]) -> None:
         rows, done = [row for answer in answers for row in answer], 0
+        mine = set(rows)
         try:
-            while any(row.finish_reason is None for row in rows):
-                self._batch.step()
-                finished = sum(
-                    all(row.finish_reason is not None for row in answer) for answer in answers
+            # Looking at all rows after every step would take the square of a long list's time.
+            while done < len(rows):
+                ended = sum(
+                    row in mine and piece.finish_reason is not None
+                    for row, piece in self._batch.step()
                 )
-                if self._progress is not None and finished != done:
-                    self._progress("generate", finished, len(answers))
-                done = finished
+                done += ended
+                if self._progress is not None and ended:
+                    self._progress("generate", done, len(rows))
         finally:
             # Interrupted or failed: nothing of this call stays behind in a slot.
             for row in rows:
