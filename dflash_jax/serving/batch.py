@@ -105,13 +105,17 @@ class Batch:
         if row.deadline is not None:
             self._timed.append(row)
 
-    def cancel(self, row: Row, error: str | None = None) -> None:
-        """Takes a request out, wherever it is; its slot is free at once."""
+    def cancel(self, row: Row, error: str | None = None, *, spoilt: bool = False) -> None:
+        """Takes a request out, wherever it is; its slot is free at once.
+
+        Args:
+            spoilt: what its slot holds is wrong, see `_leave`.
+        """
         if row.finish_reason is not None:
             return
         row.error = error
         self._updates.append((row, row.output.abort()))
-        self._leave(row)
+        self._leave(row, spoilt=spoilt)
 
     def load(self) -> Load:
         """Who waits and runs now, and what was done so far."""
@@ -364,7 +368,9 @@ class Batch:
         accepted = int(report.num_accepted_drafts[index])
         new = report.chosen[index, : accepted + 1].tolist()
         if min(new) < 0:
-            self._fail_poisoned(row)
+            logger.error("the logits of a request became NaN: it is aborted and its slot zeroed")
+            error = "the model's logits became NaN in this request: nothing follows them"
+            self.cancel(row, error, spoilt=True)
             return
         row.generated += new
         if row.suffixes is not None:
@@ -414,13 +420,6 @@ class Batch:
 
     # Failures
 
-    def _fail_poisoned(self, row: Row) -> None:
-        """The row's numbers are no numbers."""
-        logger.error("the logits of a request became NaN: it is aborted and its slot zeroed")
-        row.error = "the model's logits became NaN in this request: nothing follows them"
-        self._updates.append((row, row.output.abort()))
-        self._leave(row, spoilt=True)
-
     def _recover(self, error: RuntimeError) -> None:
         """New arenas, and all requests start again from what they had committed.
 
@@ -429,10 +428,8 @@ class Batch:
         involved = [row for row in self._involved if row.finish_reason is None]
         logger.error("an execution failed with %d requests in it: %s", len(involved), error)
         self._failures += 1
-        for row in list(self._trials) if self._trials and involved == self._trials[:1] else ():
-            if row in involved:
-                self._trials.remove(row)
-                self.cancel(row, f"the execution failed, alone too: {error}")
+        if involved and involved == self._trials[:1]:
+            self.cancel(self._trials.pop(0), f"the execution failed, alone too: {error}")
         self._start_again()
         if self._failures > MOST_FAILURES:
             self._give_up(error)
