@@ -27,14 +27,7 @@ ROWS, CHUNK, C = 4, 64, 512
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two layers, so that a whole arena is more than the rows of one layer."""
-    folder = tmp_path_factory.mktemp("pair")
-    changes = {"num_hidden_layers": 2, "max_position_embeddings": 8192}
-    taps = {"mask_token_id": tiny.MASK, "target_layer_ids": [0, 1]}
-    return (
-        tiny.write_target(folder / "target", **changes),
-        tiny.write_drafter(folder / "drafter", num_target_layers=2, dflash_config=taps, **changes),
-    )
+    return tiny.write_two_layers(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,17 @@ import pytest
 import dflash_jax as dj
 import tiny
 import tiny_engine
+from crowd import (
+    PAIR,
+    WIDE,
+    Request,
+    alone_plainly,
+    check,
+    golden_requests,
+    known_drafts,
+    run,
+    traces_alone,
+)
 from dflash_jax.decoding import programs
 from dflash_jax.decoding.state import EngineState
 from dflash_jax.serving.batch import Batch
@@ -22,7 +33,6 @@ from dflash_jax.serving.engine import Engine
 from dflash_jax.serving.places import PagedSlots
 from dflash_jax.serving.row import Row
 from test_context_exact import Exact
-from test_serving_equality import PAIR, SERVED, WIDE, Request, check, made, requests, run
 from tiny_engine import Watched
 
 POOL: dict[str, Any] = {"kv_layout": "paged", "context_store": "pool"}
@@ -77,32 +87,22 @@ def all_given_back(batch: Batch) -> bool:
 
 @pytest.fixture(scope="module")
 def asked() -> list[Request]:
-    return requests(dj.TargetConfig.from_folder(PAIR / "target").vocab_size)
+    return golden_requests()
 
 
 @pytest.fixture(scope="module")
 def alone(asked: list[Request]) -> list[Row]:
-    """Each by plain decoding in a slot of its own, one after the other."""
-    engine = tiny_engine.engine(PAIR / "target", None, max_seq_len=SERVED, max_batch_size=1)
-    batch = Batch(engine, reuse=False)
-    return [tiny_engine.serve(batch, [made(one)])[0] for one in asked]
+    return alone_plainly(asked)
 
 
 @pytest.fixture(scope="module")
 def drafts(asked: list[Request], alone: list[Row]) -> tiny.Draft:
-    texts = [[*one.prompt, *row.generated] for one, row in zip(asked, alone, strict=True)]
-    return tiny.known_among(texts, period=5)
+    return known_drafts(asked, alone)
 
 
 @pytest.fixture(scope="module")
 def traces(asked: list[Request], drafts: tiny.Draft) -> list[list[int]]:
-    """What each round accepts of a request that is alone in a contiguous arena."""
-    engine = tiny_engine.engine(
-        PAIR / "target", PAIR / "drafter", drafts, max_seq_len=SERVED, max_batch_size=1
-    )
-    batch = Batch(engine, reuse=False)
-    rows = [tiny_engine.serve(batch, [made(one)])[0] for one in asked]
-    return [row.stats.accepted_drafts_per_round for row in rows]
+    return traces_alone(asked, drafts)
 
 
 @pytest.mark.parametrize(
@@ -374,13 +374,7 @@ def test_a_pool_without_room_for_one_row_is_refused():
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("pair")
-    changes = {"num_hidden_layers": 2, "max_position_embeddings": 8192}
-    taps = {"mask_token_id": tiny.MASK, "target_layer_ids": [0, 1]}
-    return (
-        tiny.write_target(folder / "target", **changes),
-        tiny.write_drafter(folder / "drafter", num_target_layers=2, dflash_config=taps, **changes),
-    )
+    return tiny.write_two_layers(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.mark.parametrize("store", [POOL, ARENA], ids=["pool", "arena"])

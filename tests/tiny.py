@@ -124,6 +124,16 @@ def write_drafter(folder: Path, *, seed: int = 1, **changes: Any) -> Path:
     return write_checkpoint(folder, config, random_tensors(shapes, seed))
 
 
+def write_two_layers(folder: Path) -> tuple[Path, Path]:
+    """A pair of two layers, so that a whole arena is more than the rows of one layer."""
+    changes = {"num_hidden_layers": 2, "max_position_embeddings": 8192}
+    taps = {"mask_token_id": MASK, "target_layer_ids": [0, 1]}
+    return (
+        write_target(folder / "target", **changes),
+        write_drafter(folder / "drafter", num_target_layers=2, dflash_config=taps, **changes),
+    )
+
+
 def follows(token: int) -> int:
     """The scripted target's next id, unless a table overrides it."""
     return (3 * token + 1) % VOCAB

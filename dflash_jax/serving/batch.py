@@ -308,7 +308,8 @@ class Batch:
     def _read(self, flight: Flight) -> None:
         self._involved = flight.rows
         reports = self.engine.read_round(flight.packed, plain=flight.plain)
-        self._failures = 0 if not self._trials else self._failures
+        if not self._trials:
+            self._failures = 0
         tokens = 0
         for report in reports:
             for row, slot in zip(flight.rows, flight.slots, strict=True):
