@@ -43,7 +43,14 @@ def serving(folder: Path, *words: object, **environment: str) -> Iterator[Server
     """Serves the tiny pair as the model `target` on a free port."""
     target = write_text_target(folder / "target")
     drafter = write_text_drafter(folder / "drafter")
-    command = [sys.executable, "-c", SERVE, "serve", target, "-d", drafter, "--port", 0, *words]
+    with started(folder, target, "-d", drafter, *words, **environment) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def started(folder: Path, *words: object, **environment: str) -> Iterator[ServerProcess]:
+    """`dflash-jax serve` with these words on a free port, from when it listens on."""
+    command = [sys.executable, "-c", SERVE, "serve", *words, "--port", 0]
     cache = jax.config.values["jax_compilation_cache_dir"]
     settings = {
         "PYTHONPATH": str(ROOT),

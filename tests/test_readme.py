@@ -12,9 +12,12 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from pathlib import Path
 
 import pytest
+
+from server_process import started
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -193,14 +196,33 @@ def test_the_offline_example_runs_as_it_stands():
     assert len(run.stdout.split()) > 20
 
 
+def documented(command: str) -> list[tuple[str, ...]]:
+    """The documents' uses of one command of the program."""
+    return [words for words in ALL_COMMANDS if words[:2] == ("dflash-jax", command)]
+
+
+# CI runs `demo` as it stands; `train` needs a prompt file and hours (its own test is tiny); `serve`
+# runs until it is told to end.
+NOT_RUN = {("dflash-jax", command) for command in ("demo", "train", "serve")}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    # CI runs `demo` as it stands; `train` needs a prompt file and hours (its own test is tiny).
-    [w for w in ALL_COMMANDS if w[:1] == ("dflash-jax",) and w[1] not in ("demo", "train")],
+    [w for w in ALL_COMMANDS if w[:1] == ("dflash-jax",) and w[:2] not in NOT_RUN],
     ids=" ".join,
 )
 def test_every_command_that_needs_no_hub_runs(words: tuple[str, ...], tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = _dflash_jax(*words[1:])
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", documented("serve"), ids=" ".join)
+def test_every_server_starts_and_ends_when_told(words: tuple[str, ...], tmp_path: Path):
+    with started(tmp_path, *words[2:]) as server:
+        with urllib.request.urlopen(f"{server.address}/ready") as answer:
+            assert answer.status == 200
+        server.interrupt()
+        assert server.process.wait(60) == 0

@@ -100,7 +100,7 @@ class Batch:
 
     def submit(self, row: Row) -> None:
         """Queues a checked request."""
-        row.length = len(row.to_compute)
+        row.length = len(row.held)
         self.scheduler.submit(row)
         if row.deadline is not None:
             self._timed.append(row)
@@ -180,11 +180,11 @@ class Batch:
         config = self.engine.config
         # A round that starts at the last token may commit all that it verifies.
         most = len(row.prompt) + row.params.max_tokens + config.verify_width
-        place = self._slots.take(row.to_compute, most)
+        place = self._slots.take(row.held, most)
         if place is None:
             return False
         self._involved = [row]
-        row.slot, row.computed, row.length = place.slot, place.kv_kept, len(row.to_compute)
+        row.slot, row.computed, row.length = place.slot, place.kv_kept, len(row.held)
         self.last_rounds.pop(place.slot, None)
         for source, target in place.page_copies:
             self.engine.copy_page(source, target)
@@ -218,10 +218,10 @@ class Batch:
         """
         if not self._reuse or self._trials:
             return False
-        wanted = row.to_compute[:-1]
+        wanted = row.held[:-1]
         return any(
             # What the other one took over is there for this one too.
-            shared_length(wanted, other.to_compute) - other.stats.reused_prompt_tokens >= LEAST_COPY
+            shared_length(wanted, other.held) - other.stats.reused_prompt_tokens >= LEAST_COPY
             for other in self._running()
             if not other.decodes
         )
@@ -244,7 +244,7 @@ class Batch:
     def _prefill(self, chunk: Chunk) -> None:
         row = chunk.entry
         assert isinstance(row, Row) and row.slot is not None
-        ids = row.to_compute[chunk.start : chunk.start + chunk.count]
+        ids = row.held[chunk.start : chunk.start + chunk.count]
         self._involved = [row]
         packed = self.engine.prefill(row.slot, ids, last=chunk.is_last, anchor=row.anchor)
         row.computed += chunk.count
@@ -252,7 +252,7 @@ class Batch:
         if not chunk.is_last:
             return
         report = self.engine.read_prefill(packed)
-        self._slots.hold(row.slot, row.to_compute)
+        self._slots.hold(row.slot, row.held)
         if row.anchor is None:
             self._deliver(row, report, 0)
 
@@ -444,7 +444,7 @@ class Batch:
         rows = self._running()
         self.scheduler.requeue(rows)
         for row in rows:
-            row.length = len(row.to_compute)
+            row.length = len(row.held)
             row.stats.recoveries += 1
         for entry in self.scheduler.waiting:
             # One may have been on its way into a slot.

@@ -55,17 +55,15 @@ class Row(Entry):
 
     @property
     def held(self) -> list[int]:
-        """Tokens whose K/V its slot holds once its prompt is done: all but the anchor."""
+        """Tokens whose K/V its slot holds while it decodes: all but the anchor.
+
+        Before the first token that is the prompt; when it starts again, its answer so far too.
+        """
         return [*self.prompt, *self.generated[:-1]]
 
     @property
-    def to_compute(self) -> list[int]:
-        """Tokens to prefill: the prompt, and when it starts again its answer up to the anchor."""
-        return self.held
-
-    @property
     def anchor(self) -> int | None:
-        """The token after `to_compute` where it is known."""
+        """The token after `held` where it is known."""
         return self.generated[-1] if self.generated else None
 
     @property
