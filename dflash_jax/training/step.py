@@ -1,8 +1,7 @@
 """The compiled pieces of training: one optimiser step, and the held-out measure.
 
-Pure functions of arrays. Only the drafter's parameters are in the optimiser; embedding and head
-are arguments that get no gradient. A step whose loss or gradient is not finite changes nothing and
-says so. The loop around it is `trainer.py`.
+Pure functions of arrays around `objective.py`. Only the drafter's parameters are in the optimiser.
+A step whose loss or gradient is not finite changes nothing and says so. The loop is `trainer.py`.
 """
 
 from collections.abc import Callable
@@ -15,9 +14,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from dflash_jax.models import DFlashDrafter
-from dflash_jax.training import losses
-from dflash_jax.training.blocks import BlockBatch, hidden_of_blocks
-from dflash_jax.training.head import Candidates, candidate_logits, full_logits
+from dflash_jax.training.blocks import BlockBatch
+from dflash_jax.training.head import Candidates
+from dflash_jax.training.objective import block_loss, measure
 from dflash_jax.training.options import TrainOptions
 from dflash_jax.weights.match import filled, parameters
 from dflash_jax.weights.names import dotted, parameter_path
@@ -81,38 +80,6 @@ def make_optimizer(options: TrainOptions) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(options.clip), rule)
 
 
-def block_loss(
-    drafter: DFlashDrafter,
-    batch: BlockBatch,
-    candidates: Candidates | None,
-    embed: Float[Array, "r e"],
-    head: Float[Array, "r e"],
-    *,
-    width: int,
-    options: TrainOptions,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The loss of a batch and its mean accepted run (among the candidates); no anchors: 0 and 1."""
-    hidden = hidden_of_blocks(drafter, batch, embed, width)[:, :, 1:]
-    scored = jnp.asarray(batch.scored)
-    if candidates is None:
-        labels = jnp.asarray(batch.labels)
-        logits = full_logits(hidden, head[: drafter.config.vocab_size])
-    else:
-        labels = jnp.asarray(candidates.labels)
-        logits = candidate_logits(
-            hidden, head, jnp.asarray(candidates.ids), jnp.asarray(candidates.offsets)
-        )
-    each = losses.cross_entropy(logits, labels)
-    if options.loss == "dpace":
-        weights = losses.dpace_weights(each, scored)
-    else:
-        weights = losses.decay_weights(width - 1, options.gamma)[None, None, :]
-    loss = losses.weighted_mean(each, weights, scored)
-    return loss, _mean_run(
-        losses.accepted_run(jax.lax.stop_gradient(logits), labels, scored), scored
-    )[0]
-
-
 def train_step(
     state: TrainState,
     batch: BlockBatch,
@@ -148,39 +115,9 @@ def train_step(
     return kept._replace(step=step), StepReport(loss, accepted, norm, finite)
 
 
-def measure(
-    params: Params,
-    batch: BlockBatch,
-    embed: Float[Array, "r e"],
-    head: Float[Array, "r e"],
-    *,
-    abstract: DFlashDrafter,
-    width: int,
-) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, " k"], Float[Array, " k"]]:
-    """Sums over a batch: accepted run, anchors, matches a slot, scored a slot; every head row."""
-    drafter = with_params(abstract, params)
-    hidden = hidden_of_blocks(drafter, batch, embed, width)[:, :, 1:]
-    logits = full_logits(hidden, head[: drafter.config.vocab_size])
-    labels, scored = jnp.asarray(batch.labels), jnp.asarray(batch.scored)
-    mean, anchors = _mean_run(losses.accepted_run(logits, labels, scored), scored)
-    matches = (jnp.argmax(logits, axis=-1) == labels) & scored
-    by_slot = matches.astype(jnp.float32).sum((0, 1))
-    return mean * anchors, anchors, by_slot, scored.astype(jnp.float32).sum((0, 1))
-
-
 def _norm(gradients: Params) -> Float[Array, ""]:
     """Euclidean norm over all leaves."""
     return jnp.sqrt(jnp.sum(jnp.stack([jnp.sum(g * g) for g in gradients.values()])))
-
-
-def _mean_run(
-    runs: Float[Array, "b m"], scored: Bool[Array, "b m k"]
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean over real blocks (1 if there is none), and their number."""
-    real = scored[:, :, 0].astype(jnp.float32)
-    count = jnp.sum(real)
-    mean = jnp.sum(runs * real) / jnp.where(count > 0, count, 1.0)
-    return jnp.where(count > 0, mean, 1.0), count
 
 
 def compile_step(abstract: DFlashDrafter, options: TrainOptions) -> Callable[..., Any]:
@@ -207,7 +144,7 @@ def compile_measure(abstract: DFlashDrafter) -> Callable[..., Any]:
     """`measure` jitted; `width` is static."""
 
     def run(params, batch, embed, head, width):
-        return measure(params, batch, embed, head, abstract=abstract, width=width)
+        return measure(with_params(abstract, params), batch, embed, head, width=width)
 
     return jax.jit(run, static_argnames="width")
 
