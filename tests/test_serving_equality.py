@@ -63,7 +63,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-QUICK = ("as it comes", "chunks of 16, turns", "no reuse")
+QUICK = ("as it comes", "chunks of 16, turns")
 
 
 @pytest.mark.parametrize(
