@@ -4,6 +4,7 @@ A scripted engine stands in for the model (`fake_llm.py`); the process itself wi
 what `test_oracle_openai.py` starts.
 """
 
+import dataclasses
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import dflash_jax as dj
 from command_line import Ran, run
 from dflash_jax.cli import serve as command
 from fake_llm import FakeLLM
@@ -144,7 +146,10 @@ def _until(condition: Callable[[], bool]) -> None:
 def test_options_reach_the_engine_and_the_service(started: Started, port: int):
     words = "--max-seq-len 77 --max-batch-size 3 --max-num-tokens 99 --max-draft-len 2 "
     words += "--speculation suffix --adaptive --rounds-per-step 4 --no-prefix-reuse "
-    words += "--allow-token-limited --allow-unqualified -d drafter"
+    words += "--allow-token-limited --allow-unqualified -d drafter --kv-layout paged "
+    words += "--context-store pool --page-size 16 --kv-memory-fraction 0.5 --kv-max-tokens 640 "
+    words += "--kv-max-bytes 4096 --device-memory 8GiB --headroom seed --dtype bfloat16 "
+    words += "--attention xla --draft-attention pallas"
     answers: list[Any] = []
 
     def visit(site: Site) -> None:
@@ -165,7 +170,21 @@ def test_options_reach_the_engine_and_the_service(started: Started, port: int):
         "prefix_reuse": False,
         "allow_token_limited": True,
         "allow_unqualified": True,
+        "kv_layout": "paged",
+        "context_store": "pool",
+        "page_size": 16,
+        "kv_memory_fraction": 0.5,
+        "kv_max_tokens": 640,
+        "kv_max_bytes": 4096,
+        "device_memory": "8GiB",
+        "headroom": "seed",
+        "dtype": "bfloat16",
+        "attention": "xla",
+        "draft_attention": "pallas",
     }
+    left_out = {field.name for field in dataclasses.fields(dj.ServeConfig)} - set(started.options)
+    only_in_python = {"mesh", "rope_scaling", "allocation_order", "skip_context_budget_check"}
+    assert left_out == only_in_python
     assert answers == [401, 401]
 
 

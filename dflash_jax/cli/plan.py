@@ -26,22 +26,13 @@ def plan(
         int | None,
         typer.Option("--max-batch-size", "-b", help="Requests that decode at the same time."),
     ] = None,
-    max_num_tokens: Annotated[
-        int | None, typer.Option("--max-num-tokens", help="Tokens of one pass over all rows.")
-    ] = None,
+    max_num_tokens: options.MaxNumTokensOption = None,
     max_draft_len: options.MaxDraftLenOption = None,
     speculation: options.SpeculationOption = None,
-    device_memory: Annotated[
-        str | None,
-        typer.Option(
-            "--device-memory",
-            metavar="SIZE",
-            help="What XLA may allocate, such as 60GiB or 60GB. Without it or --card: the "
-            "device is asked.",
-        ),
-    ] = None,
+    device_memory: options.DeviceMemoryOption = None,
     card: Annotated[
-        str | None, typer.Option("--card", metavar="SIZE", help="The memory of a whole card.")
+        str | None,
+        typer.Option("--card", metavar="SIZE", help="The memory of a whole card."),
     ] = None,
     mem_fraction: Annotated[
         float | None,
@@ -50,27 +41,18 @@ def plan(
             help="The share of the card that XLA may allocate (XLA_CLIENT_MEM_FRACTION).",
         ),
     ] = None,
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")
-    ] = "auto",
+    dtype: options.DtypeOption = None,
     shards: Annotated[
         int, typer.Option("--shards", min=1, help="Devices to divide the model over.")
     ] = 1,
-    headroom: Annotated[
-        str, typer.Option("--headroom", help="measured, or seed: the reserve kept strictly.")
-    ] = "measured",
-    kv_layout: Annotated[
-        str, typer.Option("--kv-layout", help="contiguous or paged.")
-    ] = "contiguous",
-    context_store: Annotated[
-        str, typer.Option("--context-store", help="arena, or pool with a paged layout.")
-    ] = "arena",
-    kv_memory_fraction: Annotated[
-        float | None, typer.Option("--kv-memory-fraction", help="Share of a paged pool.")
-    ] = None,
-    allow_token_limited: Annotated[
-        bool, typer.Option("--allow-token-limited", help="Rows may take turns.")
-    ] = False,
+    headroom: options.HeadroomOption = None,
+    kv_layout: options.KVLayoutOption = None,
+    context_store: options.ContextStoreOption = None,
+    page_size: options.PageSizeOption = None,
+    kv_memory_fraction: options.KVMemoryFractionOption = None,
+    kv_max_tokens: options.KVMaxTokensOption = None,
+    kv_max_bytes: options.KVMaxBytesOption = None,
+    allow_token_limited: options.AllowTokenLimitedOption = False,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Print the largest batch against served lengths.")
     ] = False,
@@ -88,15 +70,18 @@ def plan(
         "max_num_tokens": max_num_tokens,
         "max_draft_len": max_draft_len,
         "speculation": speculation,
-        "device_memory": _bytes_or_text(device_memory),
-        "card": _bytes_or_text(card),
+        "device_memory": options.bytes_or_text(device_memory),
+        "card": options.bytes_or_text(card),
         "mem_fraction": mem_fraction,
         "dtype": dtype,
         "shards": shards,
         "headroom": headroom,
         "kv_layout": kv_layout,
         "context_store": context_store,
+        "page_size": page_size,
         "kv_memory_fraction": kv_memory_fraction,
+        "kv_max_tokens": kv_max_tokens,
+        "kv_max_bytes": kv_max_bytes,
         "allow_token_limited": allow_token_limited,
     }
     made = plan_memory(
@@ -112,10 +97,6 @@ def plan(
     if made.verdict == "refused" and not sweep:
         complain(MemoryPlanError(made.refusal()))
         raise typer.Exit(REFUSED)
-
-
-def _bytes_or_text(size: str | None) -> int | str | None:
-    return int(size) if size is not None and size.isdecimal() else size
 
 
 def _sweep(made: "MemoryPlan") -> list[dict[str, int]]:

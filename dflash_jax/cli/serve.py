@@ -62,9 +62,7 @@ def serve(
     ] = None,
     max_seq_len: options.MaxSeqLenOption = None,
     max_batch_size: options.MaxBatchSizeOption = None,
-    max_num_tokens: Annotated[
-        int | None, typer.Option("--max-num-tokens", help="Tokens of one pass over all rows.")
-    ] = None,
+    max_num_tokens: options.MaxNumTokensOption = None,
     max_draft_len: options.MaxDraftLenOption = None,
     speculation: options.SpeculationOption = None,
     adaptive: Annotated[
@@ -79,9 +77,22 @@ def serve(
             "--prefix-reuse/--no-prefix-reuse", help="Take over prefixes that slots still hold."
         ),
     ] = True,
-    allow_token_limited: Annotated[
-        bool, typer.Option("--allow-token-limited", help="Rows may take turns.")
-    ] = False,
+    allow_token_limited: options.AllowTokenLimitedOption = False,
+    kv_layout: options.KVLayoutOption = None,
+    context_store: options.ContextStoreOption = None,
+    page_size: options.PageSizeOption = None,
+    kv_memory_fraction: options.KVMemoryFractionOption = None,
+    kv_max_tokens: options.KVMaxTokensOption = None,
+    kv_max_bytes: options.KVMaxBytesOption = None,
+    device_memory: options.DeviceMemoryOption = None,
+    headroom: options.HeadroomOption = None,
+    dtype: options.DtypeOption = None,
+    attention: Annotated[
+        str | None, typer.Option("--attention", help="Of the target: auto, xla, pallas or cudnn.")
+    ] = None,
+    draft_attention: Annotated[
+        str | None, typer.Option("--draft-attention", help="Of the drafter: auto, xla or pallas.")
+    ] = None,
     allow_unqualified: Annotated[
         bool,
         typer.Option("--allow-unqualified", help="Serve a combination that is not qualified."),
@@ -107,6 +118,17 @@ def serve(
                 rounds_per_step=rounds_per_step,
                 prefix_reuse=None if prefix_reuse else False,
                 allow_token_limited=allow_token_limited or None,
+                kv_layout=kv_layout,
+                context_store=context_store,
+                page_size=page_size,
+                kv_memory_fraction=kv_memory_fraction,
+                kv_max_tokens=kv_max_tokens,
+                kv_max_bytes=kv_max_bytes,
+                device_memory=options.bytes_or_text(device_memory),
+                headroom=headroom,
+                dtype=dtype,
+                attention=attention,
+                draft_attention=draft_attention,
                 allow_unqualified=allow_unqualified or None,
             )
         if host not in _LOCAL and api_key is None:

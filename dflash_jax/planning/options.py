@@ -39,8 +39,9 @@ def markdown() -> str:
         "# Options",
         "",
         "Fields of `ServeConfig`: keyword arguments of `dflash_jax.LLM` and of "
-        "`dflash_jax.plan_memory`, and with dashes the options of `dflash-jax plan`. This page is "
-        "generated: `python -m dflash_jax.planning.options > docs/options.md`.",
+        "`dflash_jax.plan_memory`, and with dashes most are options of `dflash-jax plan` and "
+        "`dflash-jax serve`. This page is generated: "
+        "`python -m dflash_jax.planning.options > docs/options.md`.",
         "",
         "| option | type | default | what it does |",
         "|---|---|---|---|",
