@@ -155,6 +155,9 @@ def test_a_default_configuration_has_at_most_24_programs(folders, models):
     assert (config.max_batch_size, config.max_seq_len) == (16, 4096)
     names = [program.name for program in programs.list_programs(config, *models)]
     assert len(names) == len(set(names)) <= 24
+    narrow = tiny_engine.resolved(*folders, adaptive=True)
+    more = [program.name for program in programs.list_programs(narrow, *models)]
+    assert set(more) - set(names) == {f"narrow-{rows}" for rows in (1, 2, 4, 8, 16)}
     for rows in (1, 2, 16):
         assert {f"round-{rows}-greedy", f"round-{rows}-general", f"plain-{rows}"} <= set(names)
 

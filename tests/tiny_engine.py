@@ -387,7 +387,8 @@ class Watched(Engine):
     def start_round(self, active: Sequence[bool], **options: Any) -> jax.Array:
         old = snapshot(self.inner.state)
         packed = self.inner.start_round(active, **options)
-        reports = self.inner.read_round(packed, plain=options.get("plain", False))
+        width = {name: options.get(name, False) for name in ("plain", "narrow")}
+        reports = self.inner.read_round(packed, **width)
         self.reports += reports
         self.actives.append(list(active))
         growth = np.zeros(self.config.max_batch_size, np.int64)
@@ -398,8 +399,8 @@ class Watched(Engine):
         self._check_growth(old, growth, freezes=True)
         return packed
 
-    def read_round(self, packed: jax.Array, *, plain: bool = False) -> list[RoundReport]:
-        return self.inner.read_round(packed, plain=plain)
+    def read_round(self, packed: jax.Array, **width: bool) -> list[RoundReport]:
+        return self.inner.read_round(packed, **width)
 
     def _check_growth(self, old: EngineState, growth: np.ndarray, *, freezes: bool) -> None:
         contexts = None

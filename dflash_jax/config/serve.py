@@ -51,8 +51,8 @@ class ServeConfig:
     )
     adaptive: bool = _option(
         False,
-        "Stop drafting while rounds without drafts measure faster at the number of rows that "
-        "decode, and take it up again; said in the log and in the stats.",
+        "Verify all drafts of a round, the first half of them or none, whichever measures cheapest "
+        "per token at the number of rows that decode; said in the log and in the stats.",
     )
     kv_layout: Literal["contiguous", "paged"] = _option(
         "contiguous", "One arena row a request, or pages of a pool."
@@ -155,6 +155,11 @@ class ResolvedConfig:
     def verify_width(self) -> int:
         """Target tokens that one row feeds in a round: the anchor and its K drafts."""
         return self.max_draft_len + 1
+
+    @property
+    def narrow_draft_len(self) -> int:
+        """Drafts that a narrow round verifies: half of K with `adaptive`; 0: there is none."""
+        return self.max_draft_len // 2 if self.adaptive else 0
 
     @property
     def rows_per_step(self) -> int:

@@ -72,6 +72,9 @@ class BlockDrafter:
     """DFlash: one pass over [anchor, mask × (W - 1)] proposes all K tokens by argmax.
 
     Args:
+        full_len: K that the block is made for, of which the first `draft_len` drafts are proposed;
+            None: the same. The block, and with it where a row's drafting ends, is one for all
+            rounds of an engine.
         piece: as in `ArenaRows`.
         table: pages of the slots, where the context lies in the target's pool.
     """
@@ -83,6 +86,7 @@ class BlockDrafter:
         draft_len: int,
         piece: int | None,
         table: Int[Array, "n r"] | None = None,
+        full_len: int | None = None,
     ):
         self.model = model
         self.target = target
@@ -90,7 +94,9 @@ class BlockDrafter:
         self.piece = piece
         self.table = table
         self.layer_ids = model.config.target_layer_ids
-        self.block_width = model.config.block_width(draft_len)
+        full_len = draft_len if full_len is None else full_len
+        self.block_width = model.config.block_width(full_len)
+        self.first = self.block_width - full_len
 
     def propose(
         self, arena: ContextArena, slots: Int[Array, " b"], anchors: Int[Array, " b"]
@@ -106,7 +112,7 @@ class BlockDrafter:
             embeddings, lengths, context_rows(arena, self.piece, pages=pages)
         )
         # Slot 0 is the anchor and predicts nothing, unless the drafter was trained to.
-        drafted = hidden[:, width - self.draft_len :]
+        drafted = hidden[:, self.first : self.first + self.draft_len]
         tokens = greedy_tokens(unembed(drafted, self.target.head, self.target.config.vocab_size))
         alive = (slots < arena.lengths.shape[0]) & self.follows(arena, slots)
         return Proposal(tokens, jnp.where(alive, self.draft_len, 0).astype(jnp.int32), None)

@@ -84,7 +84,7 @@ def list_programs(config: ResolvedConfig, target: Model, drafter: Model) -> Iter
     `open`, `copy` and `clean` change a slot, `copy-page` a page of a pool; `prefill-T` runs a chunk
     of up to T tokens; `round-B-greedy` and `round-B-general` run the leading B slots with the
     configured drafting, and `plain-B`, where there is drafting, without: a round of rows that may
-    or need not draft.
+    or need not draft. `narrow-B`, with `adaptive` alone, verifies the first half of the drafts.
     """
     state = jax.eval_shape(lambda: init_state(config))
     shardings = None if config.mesh is None else state_shardings(config)
@@ -109,6 +109,12 @@ def list_programs(config: ResolvedConfig, target: Model, drafter: Model) -> Iter
         if config.speculation != "none":
             function = _round_function(config, target, drafter, general=True, plain=True)
             yield Program(f"plain-{rows}", function, arguments, out)
+        if config.narrow_draft_len:
+            function = _round_function(config, target, drafter, general=True, narrow=True)
+            if config.speculation == "suffix":
+                given = jax.ShapeDtypeStruct((rows, config.narrow_draft_len + 1), jnp.int32)
+                wide = (*arguments, given)
+            yield Program(f"narrow-{rows}", function, wide, out)
 
 
 def _slot_programs(config: ResolvedConfig) -> list[tuple[str, Callable[..., Any], Any]]:
@@ -174,12 +180,19 @@ def _prompt_shapes(size: int) -> Prompt:
 
 
 def _method(
-    config: ResolvedConfig, target: Target, drafter: DFlashDrafter | None, state: EngineState
+    config: ResolvedConfig,
+    target: Target,
+    drafter: DFlashDrafter | None,
+    state: EngineState,
+    *,
+    narrow: bool = False,
 ) -> Drafter | None:
     if drafter is None or config.speculation != "dflash":
         return None
     table = state.kv.pages if config.context_store == "pool" else None
-    return BlockDrafter(drafter, target, config.max_draft_len, config.read_piece, table)
+    full = config.max_draft_len
+    count = config.narrow_draft_len if narrow else full
+    return BlockDrafter(drafter, target, count, config.read_piece, table, full)
 
 
 def _prefill_function(config: ResolvedConfig, target: Model, drafter: Model) -> Callable[..., Any]:
@@ -193,12 +206,19 @@ def _prefill_function(config: ResolvedConfig, target: Model, drafter: Model) -> 
 
 
 def _round_function(
-    config: ResolvedConfig, target: Model, drafter: Model, *, general: bool, plain: bool = False
+    config: ResolvedConfig,
+    target: Model,
+    drafter: Model,
+    *,
+    general: bool,
+    plain: bool = False,
+    narrow: bool = False,
 ) -> Callable[..., Any]:
     def round_(target_leaves, drafter_leaves, state, active, given=None):
         model = target.rebuild(target_leaves)
         if given is None:
-            method = _method(config, model, drafter.rebuild(drafter_leaves), state)
+            own = drafter.rebuild(drafter_leaves)
+            method = _method(config, model, own, state, narrow=narrow)
         else:
             method = GivenDrafter(given, active)
         return decode_rounds(

@@ -1,78 +1,102 @@
-"""Whether drafting pays at this load, from measured rounds: `ServeConfig.adaptive`.
+"""How many drafts pay at this load, from measured rounds: `ServeConfig.adaptive`.
 
-A drafting round of n rows costs more than a plain one and commits more. Both costs depend on n and
-on the machine, the commits on the text; so both are measured while serving, and the cheaper way per
-token is taken. Host arithmetic only; the text never depends on it.
+A round that verifies more drafts costs more and commits more. Its cost depends on the number of
+rows and on the machine, what it commits on the text; both are measured while serving, and the
+cheapest width per token is taken. Host arithmetic only; the text never depends on it.
+
+With c(n, w) seconds of a round of n rows that verifies w drafts each, and a(i) the share of rows
+that accept at least i drafts, a round commits n (1 + a(1) + … + a(w)) tokens (Leviathan et al.
+2023, section 3.1, with measured shares in place of a constant one). A narrow round takes the
+leading drafts of the same block, so that one measurement of a(i) serves every width.
 """
 
 import dataclasses
 import logging
+from collections.abc import Collection, Sequence
 
 logger = logging.getLogger(__name__)
 
 # The latest rounds decide: a weight of 1/8 forgets a text within a few dozen rounds.
 WEIGHT = 1 / 8
-# The way not taken is measured again this often, which costs at most a thirtieth.
+# A width that is not taken is measured again this often, which costs at most a thirtieth.
 PROBE_EVERY = 32
-# Rounds of each way before a choice is made.
+# Rounds of each width before a choice is made.
 LEAST_ROUNDS = 4
 
 
 @dataclasses.dataclass
-class _Way:
-    """One way of decoding n rows: seconds and tokens of a round, exponentially averaged."""
+class _Mean:
+    """An exponential average that begins as a plain one."""
 
-    seconds: float = 0.0
-    tokens: float = 0.0
-    rounds: int = 0
+    value: float = 0.0
+    count: int = 0
 
-    def observe(self, seconds: float, tokens: float) -> None:
-        self.rounds += 1
-        weight = max(WEIGHT, 1 / self.rounds)
-        self.seconds += weight * (seconds - self.seconds)
-        self.tokens += weight * (tokens - self.tokens)
+    def observe(self, value: float) -> None:
+        self.count += 1
+        self.value += max(WEIGHT, 1 / self.count) * (value - self.value)
 
-    @property
-    def seconds_per_token(self) -> float:
-        return self.seconds / self.tokens if self.tokens else float("inf")
+
+class _Load:
+    """What is known of one number of rows: seconds of a round by width, acceptance by position."""
+
+    def __init__(self, widths: Collection[int]):
+        self.seconds = {width: _Mean() for width in widths}
+        self.accepted = [_Mean() for _ in range(max(widths))]
+        self.chosen, self.rounds = max(widths), 0
+
+    def seconds_per_token(self, width: int) -> float:
+        """Of one row's share of a round."""
+        return self.seconds[width].value / (1 + sum(a.value for a in self.accepted[:width]))
 
 
 class AdaptiveDrafting:
-    """Chooses between drafting and plain rounds, apart for every number of rows."""
+    """Chooses the drafts of a round, apart for every number of rows.
 
-    def __init__(self) -> None:
-        self._ways: dict[tuple[int, bool], _Way] = {}
-        self._chosen: dict[int, bool] = {}
-        self._rounds: dict[int, int] = {}
+    Args:
+        widths: drafts a row that rounds are compiled for, such as (7, 3, 0); 0 is plain.
+    """
 
-    def plain(self, rows: int) -> bool:
-        """Whether the next round of `rows` rows should go without drafts."""
-        count = self._rounds[rows] = self._rounds.get(rows, 0) + 1
-        drafting, plain = self._way(rows, False), self._way(rows, True)
-        if drafting.rounds < LEAST_ROUNDS:
-            return False
-        if plain.rounds < LEAST_ROUNDS:
-            return True
-        chosen = self._chosen.get(rows, False)
-        return not chosen if count % PROBE_EVERY == 0 else chosen
+    def __init__(self, widths: Collection[int]):
+        self._widths = sorted(widths, reverse=True)
+        self._loads: dict[int, _Load] = {}
 
-    def observe(self, rows: int, plain: bool, seconds: float, tokens: int) -> str | None:
-        """Takes in a round; says so when it changes the choice."""
-        self._way(rows, plain).observe(seconds, float(tokens))
-        ways = self._way(rows, False), self._way(rows, True)
-        if min(way.rounds for way in ways) < LEAST_ROUNDS:
+    def width(self, rows: int) -> int:
+        """How many drafts the next round of `rows` rows should verify at most."""
+        load = self._load(rows)
+        load.rounds += 1
+        for width in self._widths:
+            if load.seconds[width].count < LEAST_ROUNDS:
+                return width
+        turn, rest = divmod(load.rounds, PROBE_EVERY)
+        others = [width for width in self._widths if width != load.chosen]
+        return load.chosen if rest or not others else others[turn % len(others)]
+
+    def observe(self, rows: int, width: int, seconds: float, accepted: Sequence[int]) -> str | None:
+        """Takes in a round; says so when it changes the choice.
+
+        Args:
+            seconds: that the round took.
+            accepted: drafts that each row accepted, 0 … width.
+        """
+        load = self._load(rows)
+        load.seconds[width].observe(seconds)
+        for place in range(width if accepted else 0):
+            share = sum(count > place for count in accepted) / len(accepted)
+            load.accepted[place].observe(share)
+        if min(mean.count for mean in load.seconds.values()) < LEAST_ROUNDS:
             return None
-        best = ways[1].seconds_per_token < ways[0].seconds_per_token
-        if best == self._chosen.get(rows, False):
+        best = min(self._widths, key=load.seconds_per_token)
+        if best == load.chosen:
             return None
-        self._chosen[rows] = best
+        load.chosen = best
+        costs = ", ".join(
+            f"{1e3 * load.seconds_per_token(width):.2f} ms with {width}" for width in self._widths
+        )
         note = (
-            f"{'no drafting' if best else 'drafting'} at {rows} rows: "
-            f"{1e3 * ways[0].seconds_per_token:.2f} ms a token with drafts, "
-            f"{1e3 * ways[1].seconds_per_token:.2f} ms without"
+            f"{f'{best} drafts' if best else 'no drafting'} at {rows} rows: a token takes {costs}"
         )
         logger.info("adaptive: %s", note)
         return note
 
-    def _way(self, rows: int, plain: bool) -> _Way:
-        return self._ways.setdefault((rows, plain), _Way())
+    def _load(self, rows: int) -> _Load:
+        return self._loads.setdefault(rows, _Load(self._widths))

@@ -53,7 +53,7 @@ class Flight(NamedTuple):
     rows: list[Row]
     slots: list[int]
     packed: jax.Array
-    plain: bool
+    draft_len: int
     started: float
 
 
@@ -80,7 +80,9 @@ class Batch:
         self._timed: list[Row] = []
         self._failures = 0
         self._updates: list[Update] = []
-        self._adaptive = AdaptiveDrafting() if config.adaptive else None
+        self._adaptive = None
+        if config.adaptive and config.speculation != "none":
+            self._adaptive = AdaptiveDrafting({config.max_draft_len, config.narrow_draft_len, 0})
         self.counters = Counters(config.max_draft_len)
         self.last_rounds: dict[int, LastRound] = {}
 
@@ -262,14 +264,18 @@ class Batch:
         active = [slot in slots for slot in range(max(slots) + 1)]
         drafts = self._host_drafts(rows) if config.speculation == "suffix" else None
         drafting = [row for row in rows if row.params.speculate]
-        plain = config.speculation != "none" and (not drafting or drafts == {})
-        if self._adaptive is not None and not plain and config.speculation != "none":
-            plain = self._adaptive.plain(len(rows))
+        width = config.max_draft_len if drafting and drafts != {} else 0
+        if self._adaptive is not None and width:
+            width = self._adaptive.width(len(rows))
         self._involved = rows
         packed = self.engine.start_round(
-            active, general=any(not row.greedy for row in rows), plain=plain, drafts=drafts
+            active,
+            general=any(not row.greedy for row in rows),
+            plain=not width,
+            narrow=0 < width < config.max_draft_len,
+            drafts=drafts,
         )
-        self._flight = Flight(rows, slots, packed, plain, time.monotonic())
+        self._flight = Flight(rows, slots, packed, width, time.monotonic())
 
     def _may_fly(self) -> bool:
         """Whether the next round can be dispatched before this one's tokens are known.
@@ -307,22 +313,33 @@ class Batch:
 
     def _read(self, flight: Flight) -> None:
         self._involved = flight.rows
-        reports = self.engine.read_round(flight.packed, plain=flight.plain)
+        width = flight.draft_len
+        narrow = 0 < width < self.engine.config.max_draft_len
+        reports = self.engine.read_round(flight.packed, plain=not width, narrow=narrow)
         if not self._trials:
             self._failures = 0
-        tokens = 0
         for report in reports:
             for row, slot in zip(flight.rows, flight.slots, strict=True):
                 if row.finish_reason is None and report.num_accepted_drafts[slot] != NOT_RUN:
-                    tokens += self._take_in(row, slot, report, flight.plain)
+                    self._take_in(row, slot, report, plain=not width)
         if self._adaptive is not None:
-            seconds = time.monotonic() - flight.started
-            note = self._adaptive.observe(len(flight.rows), flight.plain, seconds, tokens)
+            self._weigh(self._adaptive, flight, reports)
+
+    def _weigh(
+        self, adaptive: AdaptiveDrafting, flight: Flight, reports: Sequence[RoundReport]
+    ) -> None:
+        """Tells what the rounds cost and gave, and notes what follows for those to come."""
+        ran = [report.num_accepted_drafts[flight.slots].tolist() for report in reports]
+        rounds = [[n for n in accepted if n != NOT_RUN] for accepted in ran]
+        rounds = [accepted for accepted in rounds if accepted]
+        seconds = (time.monotonic() - flight.started) / max(1, len(rounds))
+        for accepted in rounds:
+            note = adaptive.observe(len(flight.rows), flight.draft_len, seconds, accepted)
             if note is not None:
                 for row in flight.rows:
                     row.stats.notes.append(note)
 
-    def _take_in(self, row: Row, slot: int, report: RoundReport, plain: bool) -> int:
+    def _take_in(self, row: Row, slot: int, report: RoundReport, *, plain: bool) -> None:
         accepted, drafted = int(report.num_accepted_drafts[slot]), int(report.num_drafts[slot])
         self.last_rounds[slot] = LastRound(
             report.drafts[slot, :drafted].tolist(), accepted, report.chosen[slot].tolist()
@@ -334,7 +351,6 @@ class Batch:
             self._note_drafting(row, drafted)
         row.stats.acceptance_lengths.append(accepted + 1)
         self._deliver(row, report, slot)
-        return accepted + 1
 
     def _host_drafts(self, rows: Sequence[Row]) -> dict[int, list[int]]:
         """What the host proposes, by slot; nothing for a row whose end is new in its text."""

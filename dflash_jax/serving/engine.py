@@ -142,6 +142,7 @@ class Engine:
         *,
         general: bool,
         plain: bool = False,
+        narrow: bool = False,
         drafts: Mapping[int, Sequence[int]] | None = None,
     ) -> jax.Array:
         """Dispatches a round of the active ones of the leading slots; the rest is not run.
@@ -149,6 +150,7 @@ class Engine:
         Args:
             general: whether a row asks for more than the best token.
             plain: without drafting.
+            narrow: with the first `narrow_draft_len` drafts alone.
             drafts: what the host proposes for a slot (speculation "suffix"), 1 … K tokens; slots
                 without any verify their anchor alone.
         """
@@ -160,12 +162,18 @@ class Engine:
             return self._pass(f"plain-{rows}", mask)
         arguments: tuple[Any, ...] = (mask,)
         if self.config.speculation == "suffix":
-            arguments += (pack_drafts(drafts or {}, rows, self.config.max_draft_len),)
+            width = self._draft_len(narrow=narrow)
+            cut = {slot: tokens[:width] for slot, tokens in (drafts or {}).items()}
+            arguments += (pack_drafts(cut, rows, width),)
+        if narrow:
+            return self._pass(f"narrow-{rows}", *arguments)
         return self._pass(f"round-{rows}-{'general' if general else 'greedy'}", *arguments)
 
-    def read_round(self, packed: jax.Array, *, plain: bool = False) -> list[RoundReport]:
+    def read_round(
+        self, packed: jax.Array, *, plain: bool = False, narrow: bool = False
+    ) -> list[RoundReport]:
         """Waits for a dispatch; one report a round of it."""
-        draft_len = 0 if plain else self.config.max_draft_len
+        draft_len = 0 if plain else self._draft_len(narrow=narrow)
         return [RoundReport.unpack(rows, draft_len) for rows in np.asarray(packed)]
 
     def reset(self) -> None:
@@ -174,6 +182,9 @@ class Engine:
         for leaf in jax.tree.leaves(self.state):
             leaf.delete()
         self.state = self._empty_state()
+
+    def _draft_len(self, *, narrow: bool) -> int:
+        return self.config.narrow_draft_len if narrow else self.config.max_draft_len
 
     def _change(self, name: str, argument: Any) -> None:
         self.state = self._run(name, self.state, jax.device_put(argument, self._place))
@@ -200,6 +211,8 @@ class Engine:
                 self.start_round(idle, general=general)
             if self.config.speculation != "none":
                 self.start_round(idle, general=True, plain=True)
+            if self.config.narrow_draft_len:
+                self.start_round(idle, general=True, narrow=True)
         self.copy(0, self.config.max_batch_size - 1, kv_count=0, context_count=0)
         if self._no_pages:
             self.copy_page(0, 0)
