@@ -1,13 +1,12 @@
 """`dflash-jax train`: a drafter for a target, from a file of prompts to a folder that loads.
 
-The stages and what they keep are `training/run.py`; here an `LLM` is lent to them to answer the
-prompts. A killed run goes on where it stopped when it is started again with the same options.
+The stages and what they keep are `training/run.py`; the engine that answers the prompts is
+`answers.py`. A killed run goes on where it stopped when it is started again with the same options.
 """
 
 import dataclasses
 import enum
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +19,8 @@ from dflash_jax.cli.start import fetch_demo, start_llm
 
 if TYPE_CHECKING:
     from dflash_jax import LLM
+    from dflash_jax.training.corpus import CorpusOptions
+    from dflash_jax.training.made_up import PromptOptions
     from dflash_jax.training.options import TrainOptions
     from dflash_jax.training.trainer import Trained
 
@@ -43,7 +44,9 @@ def train(
     prompts: Annotated[
         Path,
         typer.Argument(
-            exists=True, dir_okay=False, help='JSONL, each line {"turns": ["user turn"]}.'
+            exists=True,
+            dir_okay=False,
+            help='JSONL, each line {"turns": ["user turn", ...]} or {"messages": [...]}.',
         ),
     ],
     drafter: Annotated[Path, typer.Argument(help="The folder to write the drafter to.")],
@@ -60,6 +63,15 @@ def train(
     max_answer_tokens: Annotated[
         int, typer.Option("--max-answer-tokens", help="Answers are cut there.")
     ] = 256,
+    max_prompt_tokens: Annotated[
+        int, typer.Option("--max-prompt-tokens", help="Longer prompts are left out, and counted.")
+    ] = 256,
+    answer_temperature: Annotated[
+        float, typer.Option("--answer-temperature", help="Of the target's answers; 0 = greedy.")
+    ] = 0.0,
+    whole_answers: Annotated[
+        bool, typer.Option("--whole-answers", help="Leave out answers cut by length or as a loop.")
+    ] = False,
     max_batch_size: options.MaxBatchSizeOption = None,
     layers: Annotated[int, typer.Option("--layers", help="Layers of the drafter.")] = 3,
     taps: Annotated[int, typer.Option("--taps", help="Target layers that it reads.")] = 5,
@@ -83,6 +95,8 @@ def train(
     The same command goes on where a killed one stopped; its work folder may be removed when it is
     done.
     """
+    from dflash_jax.training.corpus import CorpusOptions
+    from dflash_jax.training.made_up import PromptOptions
     from dflash_jax.training.options import TrainOptions
 
     asked = TrainOptions(
@@ -99,11 +113,19 @@ def train(
         loss=loss.value,
         seed=seed,
     )
+    corpus = CorpusOptions(
+        max_prompt_tokens=max_prompt_tokens,
+        max_answer_tokens=max_answer_tokens,
+        keep_cut=not whole_answers,
+        answer_temperature=answer_temperature,
+        seed=seed,
+    )
+    made = PromptOptions(made_up=made_up, seed=seed)
     work = work or drafter.with_name(drafter.name + ".work")
     begun = time.perf_counter()
     with notes_shown():
         trained = _train(
-            target, prompts, drafter, work, asked, made_up, max_answer_tokens, max_batch_size
+            target, prompts, drafter, work, asked, corpus, made, max_batch_size=max_batch_size
         )
     document = _document(drafter, trained, time.perf_counter() - begun)
     if json:
@@ -118,63 +140,50 @@ def _train(
     drafter: Path,
     work: Path,
     asked: "TrainOptions",
-    made_up: int,
-    max_answer_tokens: int,
+    corpus: "CorpusOptions",
+    made: "PromptOptions",
+    *,
     max_batch_size: int | None,
 ) -> "Trained":
-    """Checks what files and options can tell, starts the engine that answers, and trains."""
+    """Checks what files and options can tell, and trains; the engine starts when it is needed."""
+    from dflash_jax.cli.answers import Answers
     from dflash_jax.config import TargetConfig
-    from dflash_jax.training.corpus import CorpusOptions
+    from dflash_jax.serving.text import Tokenizer
     from dflash_jax.training.options import drafter_config
-    from dflash_jax.training.run import PromptOptions, train_drafter
+    from dflash_jax.training.run import train_drafter
     from dflash_jax.weights.hub import resolve_model
 
-    corpus = CorpusOptions(max_answer_tokens=max_answer_tokens)
     with Bars() as bars:
         fetch_demo(target, bars)
-        folder = resolve_model(target)
-        config = TargetConfig.from_folder(folder)
-        drafter_config(config, asked)
-        if config.vocab_size <= asked.frequent + asked.extra:
-            asked = dataclasses.replace(asked, frequent=0)  # no rows are left to sample from
-        longest = max(corpus.max_prompt_tokens, max_answer_tokens) if made_up else max_answer_tokens
-        served = corpus.max_prompt_tokens + longest
-        llm = start_llm(target, None, bars, max_seq_len=served, max_batch_size=max_batch_size)
+    folder = resolve_model(target)
+    config = TargetConfig.from_folder(folder)
+    drafter_config(config, asked)
+    if config.vocab_size <= asked.frequent + asked.extra:
+        asked = dataclasses.replace(asked, frequent=0)  # no rows are left to sample from
+
+    def start() -> "LLM":
+        longest = max(corpus.max_answer_tokens, corpus.max_prompt_tokens if made.made_up else 0)
+        with Bars() as bars:
+            return start_llm(
+                target,
+                None,
+                bars,
+                max_seq_len=corpus.max_prompt_tokens + longest,
+                max_batch_size=max_batch_size,
+                prefix_reuse=False,
+            )
+
+    has_tokenizer = (folder / "tokenizer.json").is_file()
     return train_drafter(
         folder,
         prompts,
         drafter,
         asked,
-        engine=Answers(llm),
+        engine=Answers(Tokenizer.from_folder(folder) if has_tokenizer else None, start),
         work_folder=work,
-        prompts=PromptOptions(made_up=made_up, seed=asked.seed),
+        prompts=made,
         corpus=corpus,
     )
-
-
-class Answers:
-    """An `LLM` as the trainer's `AnswerEngine`; request i draws with seed + i."""
-
-    def __init__(self, llm: "LLM"):
-        self._llm = llm
-
-    @property
-    def tokenizer(self) -> Any:
-        """The target's."""
-        return self._llm.tokenizer
-
-    def answers(
-        self, prompts: Sequence[list[int]], *, max_tokens: int, temperature: float, seed: int
-    ) -> list[tuple[list[int], str]]:
-        """Token ids and finish reason of each prompt, in order."""
-        from dflash_jax import SamplingParams
-
-        params = [
-            SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed + number)
-            for number in range(len(prompts))
-        ]
-        given = self._llm.generate([list(ids) for ids in prompts], params)
-        return [(one.token_ids, one.finish_reason) for one in given]
 
 
 def _document(drafter: Path, trained: "Trained", seconds: float) -> dict[str, Any]:

@@ -1,32 +1,29 @@
-"""Prompts, and the target's own answers to them, in sharded JSONL files.
+"""The target's own answers to prompts, in sharded JSONL files.
 
-A drafter learns the target's answers, not anybody else's: prompts come from a file or from the
-target itself, answers from an engine that the caller hands in. One line an answer; a manifest says
-what the shards were made with. Tokens to features is `features.py`.
+A drafter learns the target's answers, not anybody else's: an engine that the caller hands in makes
+them. One line an answer. Of a conversation of several user turns every answer is learned, and each
+is a line of its own, whose prompt is what a server would be asked at that turn: only `answer_ids`
+of a line are learned, so no answer is learned twice, and none as part of a later prompt. Prompts
+come from `prompts.py` and `made_up.py`, the folder is `shards.py`'s, tokens to features is
+`features.py`.
 """
 
 import dataclasses
 import hashlib
-import json
 import logging
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dflash_jax.errors import ConfigError, RequestError
+from dflash_jax.errors import RequestError
+from dflash_jax.training.prompts import Prompt
+from dflash_jax.training.shards import Shards, read_lines
 
 log = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
-
-
-class Prompt(NamedTuple):
-    """One conversation up to the assistant's turn: token ids under the target's chat template."""
-
-    ids: list[int]
-    source: str
+_STEM = "corpus"
+_SEED_BITS = 32
 
 
 class Answer(NamedTuple):
@@ -47,70 +44,36 @@ class CorpusOptions:
         max_prompt_tokens: longer prompts are left out (counted).
         max_answer_tokens: answers are cut there.
         min_answer_tokens: shorter answers are left out (counted).
+        keep_cut: whether answers cut by length or as a loop are kept up to the cut.
         max_period, min_loop_tokens: an answer is a loop from where its tail repeats with a period
             of at most `max_period` tokens, three times and for at least `min_loop_tokens`.
-        shard_size: answers of a shard.
+        shard_size: prompts of a shard (its later turns come on top).
+        answer_temperature: 0 = greedy.
+        seed: of sampled answers; each prompt has its own, made from this and its tokens.
     """
 
     max_prompt_tokens: int = 256
     max_answer_tokens: int = 256
     min_answer_tokens: int = 10
+    keep_cut: bool = True
     max_period: int = 48
     min_loop_tokens: int = 24
     shard_size: int = 1024
+    answer_temperature: float = 0.0
+    seed: int = 0
 
 
-def prompt_key(ids: Sequence[int]) -> str:
-    """Names a prompt by its tokens; prompts of one key are answered once."""
-    return hashlib.sha1(b",".join(str(i).encode() for i in ids)).hexdigest()[:16]
+AnswerAll = Callable[[Sequence[Prompt]], Sequence[tuple[list[int], str]]]
+"""Token ids and finish reason of each prompt, in order."""
+
+Follow = Callable[[Prompt, Sequence[int]], Prompt | None]
+"""The next turn's prompt when a prompt was answered; None after the last."""
 
 
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def prompts_from_file(path: Path, tokenizer: Any) -> Iterator[Prompt]:
-    """First user turns of a JSONL file whose lines have `turns` (and perhaps `source`).
-
-    Raises:
-        RequestError: a line without `turns`, or a file without a line.
-    """
-    count = 0
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            turn = record["turns"][0]
-        except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
-            raise RequestError(
-                f'{path} line {number} has no user turn: each line is {{"turns": ["..."]}}'
-            ) from error
-        count += 1
-        ids = tokenizer.chat_ids([{"role": "user", "content": turn}], add_generation_prompt=True)
-        yield Prompt(list(ids), str(record.get("source", path.stem)))
-    if not count:
-        raise RequestError(f'{path} has no prompt: give a JSONL file of {{"turns": ["..."]}}')
-
-
-def user_turn(tokenizer: Any, seed: str = "") -> tuple[list[int], list[int]]:
-    """Ids before and after the user's text of a one-turn conversation, cut around a marker.
-
-    The part before, plus `seed`, is what a target continues to make up a prompt itself.
-    """
-    marker = "@@@"
-    ids = tokenizer.chat_ids([{"role": "user", "content": marker}], add_generation_prompt=True)
-    text = tokenizer.decode(ids, skip_special_tokens=False)
-    before, found, after = text.partition(marker)
-    if not found:
-        raise ConfigError("the chat template drops the user's text: no prompt can be made up")
-    encode = tokenizer.encode
-    return (
-        list(encode(before + seed, add_special_tokens=False)),
-        list(encode(after, add_special_tokens=False)),
-    )
+def prompt_seed(prompt: Prompt, seed: int) -> int:
+    """The seed of a prompt's answer: the same wherever and whenever it is answered."""
+    digest = hashlib.sha256(f"{seed} {prompt.key}".encode()).digest()
+    return int.from_bytes(digest[: _SEED_BITS // 8], "big")
 
 
 def loop_start(ids: Sequence[int], max_period: int, min_tokens: int) -> int | None:
@@ -131,6 +94,9 @@ def keep(
     prompt: Prompt, ids: list[int], finish_reason: str, options: CorpusOptions, counts: Counter[str]
 ) -> Answer | None:
     """The answer to store, cut at a loop, or None; every outcome is counted."""
+    if finish_reason not in ("stop", "length"):
+        counts["failed"] += 1
+        return None
     end = loop_start(ids, options.max_period, options.min_loop_tokens)
     if end is not None:
         ids, finish_reason = ids[:end], "loop"
@@ -138,14 +104,19 @@ def keep(
         counts["too short"] += 1
         return None
     counts[finish_reason] += 1
-    return Answer(prompt_key(prompt.ids), prompt.source, prompt.ids, list(ids), finish_reason)
+    if finish_reason != "stop" and not options.keep_cut:
+        return None
+    return Answer(prompt.key, prompt.source, prompt.ids, list(ids), finish_reason)
 
 
 def write_corpus(
     folder: Path,
     prompts: Sequence[Prompt],
-    answer: Callable[[Sequence[Prompt]], Sequence[tuple[list[int], str]]],
+    answer: AnswerAll,
     options: CorpusOptions,
+    *,
+    follow: Follow | None = None,
+    made_from: Mapping[str, Any] | None = None,
 ) -> Counter[str]:
     """Answers every distinct prompt and writes shards; goes on where an earlier run stopped.
 
@@ -153,49 +124,86 @@ def write_corpus(
     loses at most one.
 
     Args:
-        answer: token ids and finish reason of each prompt, in order.
+        follow: makes the later turns of a conversation; None: first turns only.
+        made_from: what else decides the answers (the target); part of the manifest.
 
     Returns:
-        Counts of this run by outcome.
+        Counts by outcome, of earlier runs too.
 
     Raises:
-        ConfigError: the folder was begun with other prompts or options; names the difference.
+        ConfigError: the folder was begun with other prompts, options or `made_from`.
+        RequestError: every prompt is too long, or no answer is left.
+        CheckpointError: a shard cannot be written, or was changed.
     """
     counts: Counter[str] = Counter()
     chosen = _distinct(prompts, options, counts)
-    folder.mkdir(parents=True, exist_ok=True)
-    _begin(folder, chosen, options)
-    for begin in range(0, len(chosen), options.shard_size):
-        path = folder / f"corpus-{begin // options.shard_size:05d}.jsonl"
-        if path.is_file():
+    keys = ",".join(prompt.key for prompt in chosen)
+    record = {
+        "options": dataclasses.asdict(options),
+        "prompts": len(chosen),
+        "prompts_sha256": hashlib.sha256(keys.encode()).hexdigest(),
+    }
+    shards = Shards(folder, _STEM, record | dict(made_from or {}))
+    for index in range(-(-len(chosen) // options.shard_size)):
+        if shards.is_whole(index):
             continue
-        group = chosen[begin : begin + options.shard_size]
-        made = [
-            keep(prompt, ids, reason, options, counts)
-            for prompt, (ids, reason) in zip(group, answer(group), strict=True)
-        ]
-        _write_lines(path, [a for a in made if a is not None])
-        log.info("%s: %s", path.name, dict(counts))
+        group = chosen[index * options.shard_size : (index + 1) * options.shard_size]
+        outcomes: Counter[str] = Counter()
+        made = _answered(group, answer, follow, options, outcomes)
+        shards.write(index, [one._asdict() for one in made], outcomes)
+        log.info("%s: %s", shards.path(index).name, dict(outcomes))
+    counts += shards.counts
+    if not any(path.stat().st_size for path in folder.glob(f"{_STEM}-*.jsonl")):
+        raise RequestError(
+            f"none of {len(chosen)} prompts has an answer to learn ({dict(counts)}): allow longer "
+            "answers (max_answer_tokens) or shorter ones (min_answer_tokens)"
+        )
     return counts
 
 
 def shard_paths(folder: Path) -> list[Path]:
-    """The whole shards of a corpus, in order.
+    """The whole shards of a corpus that have an answer, in order.
 
     Raises:
         RequestError: there is none.
     """
-    paths = sorted(folder.glob("corpus-*.jsonl"))
+    paths = [path for path in sorted(folder.glob(f"{_STEM}-*.jsonl")) if path.stat().st_size]
     if not paths:
-        raise RequestError(f"{folder} has no corpus-*.jsonl: generate answers first")
+        raise RequestError(f"{folder} has no {_STEM}-*.jsonl: generate answers first")
     return paths
 
 
 def read_shard(path: Path) -> Iterator[Answer]:
     """The answers of one shard."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield Answer(**json.loads(line))
+    return (Answer(**line) for line in read_lines(path))
+
+
+def _answered(
+    group: Sequence[Prompt],
+    answer: AnswerAll,
+    follow: Follow | None,
+    options: CorpusOptions,
+    counts: Counter[str],
+) -> list[Answer]:
+    """All answers of some conversations, turn by turn: every first turn, then every second."""
+    made: list[Answer] = []
+    while group:
+        following = []
+        for prompt, (ids, reason) in zip(group, answer(group), strict=True):
+            kept = keep(prompt, ids, reason, options, counts)
+            made += [] if kept is None else [kept]
+            if not prompt.later or follow is None:
+                continue
+            looped = loop_start(ids, options.max_period, options.min_loop_tokens) is not None
+            later = None if reason != "stop" or looped else follow(prompt, ids)
+            if later is None:  # nobody goes on talking to half an answer
+                counts["turn after a cut answer"] += len(prompt.later)
+            elif len(later.ids) > options.max_prompt_tokens:
+                counts["turn too long"] += 1 + len(later.later)
+            else:
+                following.append(later)
+        group = following
+    return made
 
 
 def _distinct(
@@ -205,45 +213,26 @@ def _distinct(
     for prompt in prompts:
         if len(prompt.ids) > options.max_prompt_tokens:
             counts["prompt too long"] += 1
-        elif prompt_key(prompt.ids) in chosen:
+        elif prompt.key in chosen:
             counts["prompt repeated"] += 1
         else:
-            chosen[prompt_key(prompt.ids)] = prompt
+            chosen[prompt.key] = prompt
+    _say_too_long(prompts, counts["prompt too long"], options.max_prompt_tokens)
     return list(chosen.values())
 
 
-def _begin(folder: Path, prompts: Sequence[Prompt], options: CorpusOptions) -> None:
-    keys = ",".join(prompt_key(p.ids) for p in prompts)
-    manifest = {
-        "options": dataclasses.asdict(options),
-        "prompts": len(prompts),
-        "prompts_sha256": hashlib.sha256(keys.encode()).hexdigest(),
-    }
-    path = folder / MANIFEST
-    if not path.is_file():
-        _write_text(path, json.dumps(manifest, indent=2) + "\n")
+def _say_too_long(prompts: Sequence[Prompt], count: int, allowed: int) -> None:
+    if not count:
         return
-    begun = json.loads(path.read_text(encoding="utf-8"))
-    differences = [
-        f"{key}: {begun.get(key)} then, {manifest[key]} now"
-        for key in manifest
-        if begun.get(key) != manifest[key]
-    ]
-    if differences:
-        raise ConfigError(
-            f"{folder} was begun with something else ({'; '.join(differences)}): use the same "
-            "prompts and options, or another folder"
+    shortest = min(len(prompt.ids) for prompt in prompts)
+    if count == len(prompts):
+        raise RequestError(
+            f"all {count} prompts have more than max_prompt_tokens={allowed} tokens, {shortest} at "
+            "least: raise max_prompt_tokens, or give shorter prompts"
         )
-
-
-def _write_lines(path: Path, answers: Sequence[Answer]) -> None:
-    _write_text(path, "".join(json.dumps(a._asdict()) + "\n" for a in answers))
-
-
-def _write_text(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    log.warning(
+        "%d of %d prompts have more than max_prompt_tokens=%d tokens and are left out",
+        count,
+        len(prompts),
+        allowed,
+    )

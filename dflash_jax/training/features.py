@@ -19,8 +19,9 @@ from flax import nnx
 
 from dflash_jax.errors import CheckpointError
 from dflash_jax.models import Target
-from dflash_jax.training.corpus import Answer, file_hash, read_shard, shard_paths
+from dflash_jax.training.corpus import Answer, read_shard, shard_paths
 from dflash_jax.training.documents import Document
+from dflash_jax.training.provenance import file_hash
 
 log = logging.getLogger(__name__)
 

@@ -1,66 +1,28 @@
 """From a target and a file of prompts to a drafter's folder, in one call.
 
-The four stages keep their results in one work folder (`corpus/`, `features/`, `run/`) and each goes
-on where a killed call stopped. An engine that answers prompts is handed in by the caller, because
-serving and training do not know each other.
+The stages keep their results in one work folder (`prompts/` that the target made up, `corpus/`,
+`features/`, `run/`) and each goes on where a killed call stopped. An engine that answers prompts is
+handed in by the caller, because serving and training do not know each other.
 """
 
 import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
 
 from dflash_jax.config import TargetConfig
-from dflash_jax.training.corpus import (
-    CorpusOptions,
-    Prompt,
-    prompts_from_file,
-    shard_paths,
-    user_turn,
-    write_corpus,
-)
+from dflash_jax.training.answering import AnswerEngine, chat_tokenizer
+from dflash_jax.training.corpus import CorpusOptions, prompt_seed, shard_paths, write_corpus
 from dflash_jax.training.export import export_drafter, model_card
 from dflash_jax.training.features import cache_features, read_features
+from dflash_jax.training.made_up import PromptOptions, make_up_prompts
 from dflash_jax.training.options import TrainOptions, drafter_config
+from dflash_jax.training.prompts import Prompt, next_turn, prompts_from_file
+from dflash_jax.training.provenance import target_identity
 from dflash_jax.training.trainer import Trained, train
 from dflash_jax.weights.load import load_target
 
 log = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class AnswerEngine(Protocol):
-    """What answers prompts: a thin wrapper of an `LLM` without a drafter, at a high batch."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """Has `encode`, `decode`, `chat_ids` and `eos_token_ids`."""
-        ...
-
-    def answers(
-        self, prompts: Sequence[list[int]], *, max_tokens: int, temperature: float, seed: int
-    ) -> Sequence[tuple[list[int], str]]:
-        """Token ids (end id included) and finish reason of each prompt, in order."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class PromptOptions:
-    """Where prompts come from besides the file.
-
-    Attributes:
-        made_up: how many prompts the target makes up (before repeated ones are dropped).
-        seeds: beginnings of user turns that the target continues, taken in turn.
-        min_tokens: shorter made-up prompts are dropped, and those that did not end.
-        temperature: at which they are sampled.
-    """
-
-    made_up: int = 0
-    seeds: tuple[str, ...] = ("",)
-    min_tokens: int = 5
-    temperature: float = 1.0
-    seed: int = 0
 
 
 def train_drafter(
@@ -77,63 +39,59 @@ def train_drafter(
     """Trains a drafter for a target and writes it to `out_folder` in the published layout.
 
     Args:
-        prompts_file: JSONL, each line with `turns`.
+        prompts_file: JSONL, each line with `turns` or `messages` (`prompts.py`).
         engine: answers prompts with this target.
         prompts, corpus: None: their defaults.
         work_folder: for corpus, features and checkpoints; may be removed afterwards.
 
     Raises:
-        RequestError: no prompts in the file.
-        ConfigError: options that do not fit the target, or a work folder begun with others.
+        RequestError: no prompts in the file, a line that is none, or all of them too long.
+        ConfigError: options that do not fit the target, a target without a chat template, or a
+            work folder begun with other prompts, options or target.
         CheckpointError: a disk that is full, or files that are not what their index says.
         TrainingError: training that diverged.
     """
     prompts, corpus = prompts or PromptOptions(), corpus or CorpusOptions()
     config = drafter_config(TargetConfig.from_folder(target_folder), options)
-    asked = list(prompts_from_file(prompts_file, engine.tokenizer))
-    asked += make_up_prompts(engine, prompts, corpus.max_prompt_tokens)
-
-    def answer(group: Sequence[Prompt]) -> Sequence[tuple[list[int], str]]:
-        ids = [prompt.ids for prompt in group]
-        tokens = corpus.max_answer_tokens
-        return engine.answers(ids, max_tokens=tokens, temperature=0.0, seed=prompts.seed)
-
-    counts = write_corpus(work_folder / "corpus", asked, answer, corpus)
+    made_from = {"target": target_identity(target_folder)}
+    asked = list(prompts_from_file(prompts_file, chat_tokenizer(engine)))
+    longest = corpus.max_prompt_tokens
+    asked += make_up_prompts(engine, prompts, longest, work_folder / "prompts", made_from)
+    counts = write_corpus(
+        work_folder / "corpus",
+        asked,
+        lambda group: _answers(engine, group, corpus),
+        corpus,
+        follow=lambda prompt, ids: next_turn(engine.tokenizer, prompt, ids),
+        made_from=made_from,
+    )
+    engine.close()
     log.info("answers: %s", dict(counts))
     target = load_target(target_folder, dtype="float32")
     features = work_folder / "features"
     cache_features(target, work_folder / "corpus", features, config.target_layer_ids)
     trained = train(target, read_features(features), work_folder / "run", options)
-    card = _card(trained, target_folder, work_folder, options)
+    card = _card(trained, target_folder, work_folder, options, corpus)
     export_drafter(trained.drafter, out_folder, card)
     return trained
 
 
-def make_up_prompts(engine: AnswerEngine, options: PromptOptions, max_tokens: int) -> list[Prompt]:
-    """Prompts that the target writes itself, continuing an empty user turn or one of the seeds.
-
-    Source: Magpie, 2406.08464.
-    """
-    if not options.made_up:
-        return []
-    turns = [user_turn(engine.tokenizer, seed) for seed in options.seeds]
-    chosen = [turns[i % len(turns)] for i in range(options.made_up)]
-    texts = engine.answers(
-        [before for before, _ in chosen],
-        max_tokens=max_tokens,
-        temperature=options.temperature,
-        seed=options.seed,
+def _answers(
+    engine: AnswerEngine, group: Sequence[Prompt], options: CorpusOptions
+) -> Sequence[tuple[list[int], str]]:
+    return engine.answers(
+        [prompt.ids for prompt in group],
+        max_tokens=options.max_answer_tokens,
+        temperature=options.answer_temperature,
+        seeds=[prompt_seed(prompt, options.seed) for prompt in group],
     )
-    ends = set(engine.tokenizer.eos_token_ids)
-    made = []
-    for (before, after), (ids, reason) in zip(chosen, texts, strict=True):
-        text = [i for i in ids if i not in ends]
-        if reason == "stop" and len(text) >= options.min_tokens:
-            made.append(Prompt([*before, *text, *after], "made up"))
-    return made
 
 
-def _card(trained: Trained, target: Path, work: Path, options: TrainOptions) -> str:
+def _card(
+    trained: Trained, target: Path, work: Path, options: TrainOptions, corpus: CorpusOptions
+) -> str:
+    greedy = corpus.answer_temperature == 0
+    how = "greedy" if greedy else f"at temperature {corpus.answer_temperature:g}"
     shards = shard_paths(work / "corpus")
     held = trained.held_out
     figures = (
@@ -149,7 +107,7 @@ def _card(trained: Trained, target: Path, work: Path, options: TrainOptions) -> 
         trained.drafter,
         target=target.name,
         target_licence="see the target's own card",
-        data={"answers": "the target's own, greedy", "shards": len(shards)},
+        data={"answers": f"the target's own, {how}", "shards": len(shards)},
         recipe={key: value for key, value in dataclasses.asdict(options).items()},
         figures=figures,
     )
