@@ -1,4 +1,4 @@
-"""Tests of `training/corpus.py`: prompts, loops, filters, and shards that survive a kill."""
+"""Tests of `training/corpus.py`: loops, filters, conversations, and what a resume does."""
 
 import json
 
@@ -6,64 +6,13 @@ import pytest
 
 from dflash_jax.errors import ConfigError, RequestError
 from dflash_jax.training import corpus
-from dflash_jax.training.corpus import CorpusOptions, Prompt, loop_start
-
-
-class Words:
-    """A tokenizer of words; the template is `<u> TEXT <a>`."""
-
-    def __init__(self):
-        self.words: list[str] = []
-
-    def encode(self, text, *, add_special_tokens=True):
-        ids = []
-        for word in text.split():
-            if word not in self.words:
-                self.words.append(word)
-            ids.append(self.words.index(word))
-        return ids
-
-    def decode(self, ids, skip_special_tokens=True):
-        return " ".join(self.words[i] for i in ids)
-
-    def chat_ids(self, messages, add_generation_prompt=True):
-        return self.encode(f"<u> {messages[0]['content']} <a>")
+from dflash_jax.training.corpus import CorpusOptions, loop_start
+from dflash_jax.training.prompts import Prompt, next_turn, prompts_from_file
+from tiny_chat import Words
 
 
 def _prompts(count):
     return [Prompt([1, 2, i + 3], "test") for i in range(count)]
-
-
-def test_prompts_are_first_turns_under_the_chat_template(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(
-        json.dumps({"source": "s", "turns": ["one two", "later"]})
-        + "\n\n"
-        + json.dumps({"turns": ["three"]})
-        + "\n"
-    )
-    words = Words()
-    got = list(corpus.prompts_from_file(path, words))
-    assert [words.decode(p.ids) for p in got] == ["<u> one two <a>", "<u> three <a>"]
-    assert [p.source for p in got] == ["s", "prompts"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("", "has no prompt"), ("{}\n", "line 1 has no user turn"), ("[1\n", "line 1 has no user")],
-)
-def test_a_prompt_file_without_prompts_is_refused_by_line(tmp_path, text, message):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(text)
-    with pytest.raises(RequestError, match=message):
-        list(corpus.prompts_from_file(path, Words()))
-
-
-def test_a_user_turn_is_cut_out_of_the_template_around_its_text():
-    words = Words()
-    before, after = corpus.user_turn(words, "Write a")
-    assert words.decode(before) == "<u> Write a"
-    assert words.decode(after) == "<a>"
 
 
 def test_a_loop_is_found_where_its_third_period_ends():
@@ -136,12 +85,92 @@ def test_a_corpus_begun_with_other_options_or_prompts_is_refused(tmp_path):
         return [(list(range(20)), "stop")] * len(group)
 
     corpus.write_corpus(tmp_path, _prompts(2), answer, CorpusOptions())
-    with pytest.raises(ConfigError, match="'min_answer_tokens': 10.*'min_answer_tokens': 3"):
+    with pytest.raises(ConfigError, match=r"\(options.min_answer_tokens: 10 then, 3 now\)"):
         corpus.write_corpus(tmp_path, _prompts(2), answer, CorpusOptions(min_answer_tokens=3))
     with pytest.raises(ConfigError, match="prompts: 2 then, 3 now"):
         corpus.write_corpus(tmp_path, _prompts(3), answer, CorpusOptions())
+    with pytest.raises(ConfigError, match="target: None then, x now"):
+        made_from = {"target": "x"}
+        corpus.write_corpus(tmp_path, _prompts(2), answer, CorpusOptions(), made_from=made_from)
 
 
 def test_a_folder_without_shards_is_refused(tmp_path):
     with pytest.raises(RequestError, match="no corpus"):
         corpus.shard_paths(tmp_path)
+
+
+def test_every_answer_of_a_conversation_is_learned_once_and_no_prompt(tmp_path):
+    words = Words()
+    path = tmp_path / "prompts.jsonl"
+    turns = (["one", "two", "three"], ["cut", "never"], ["looping", "never"], ["four"])
+    path.write_text("".join(json.dumps({"turns": t}) + "\n" for t in turns))
+    said = {"cut": ("p q r s", "length"), "looping": ("l " * 30, "stop")}
+    asked: list[list[str]] = []
+
+    def answer(group):
+        texts = [words.decode(p.ids) for p in group]
+        asked.append(texts)
+        found = [said.get(t.split()[-2], (f"A{len(t.split())} b c </s>", "stop")) for t in texts]
+        return [(words.encode(text), reason) for text, reason in found]
+
+    counts = corpus.write_corpus(
+        tmp_path / "c",
+        list(prompts_from_file(path, words)),
+        answer,
+        CorpusOptions(min_answer_tokens=4),
+        follow=lambda prompt, ids: next_turn(words, prompt, ids),
+    )
+    first = "<u> one <a>"
+    second = f"{first} A3 b c <u> two <a>"
+    third = f"{second} A9 b c <u> three <a>"
+    assert asked[1:] == [[second], [third]]  # one batch a turn
+    assert len(asked[0]) == 4
+    lines = list(corpus.read_shard(corpus.shard_paths(tmp_path / "c")[0]))
+    got = [(words.decode(a.prompt_ids), words.decode(a.answer_ids)) for a in lines]
+    assert got[0] == (first, "A3 b c") and got[4:] == [(second, "A9 b c"), (third, "A15 b c")]
+    assert got[2] == ("<u> looping <a>", " ".join("l" * 24))
+    assert counts == {"stop": 4, "length": 1, "loop": 1, "turn after a cut answer": 2}
+
+
+def test_cut_answers_can_be_left_out_and_failed_ones_always_are(tmp_path):
+    made = {
+        3: ([5] * 60, "stop"),
+        4: (list(range(40)), "length"),
+        5: ([], "abort"),
+        6: (list(range(20)), "stop"),
+    }
+    counts = corpus.write_corpus(
+        tmp_path,
+        _prompts(4),
+        lambda group: [made[p.ids[2]] for p in group],
+        CorpusOptions(keep_cut=False),
+    )
+    assert counts == {"loop": 1, "length": 1, "failed": 1, "stop": 1}
+    (line,) = corpus.read_shard(corpus.shard_paths(tmp_path)[0])
+    assert line.prompt_ids == [1, 2, 6]
+    with pytest.raises(RequestError, match=r"none of 2 prompts has an answer.*'too short': 2"):
+        corpus.write_corpus(
+            tmp_path / "none", _prompts(2), lambda g: [([7], "stop")] * len(g), CorpusOptions()
+        )
+
+
+def test_long_prompts_are_said_and_nothing_but_long_ones_is_refused(tmp_path, caplog):
+    prompts = [Prompt(list(range(n)), "test") for n in (4, 9, 12)]
+
+    def answer(group):
+        return [(list(range(20)), "stop")] * len(group)
+
+    with pytest.raises(
+        RequestError, match="all 2 prompts have more than max_prompt_tokens=8 tokens, 9 at least"
+    ):
+        corpus.write_corpus(tmp_path, prompts[1:], answer, CorpusOptions(max_prompt_tokens=8))
+    assert not list(tmp_path.iterdir())
+    corpus.write_corpus(tmp_path, prompts, answer, CorpusOptions(max_prompt_tokens=8))
+    assert "2 of 3 prompts have more than max_prompt_tokens=8 tokens" in caplog.text
+
+
+def test_a_prompts_seed_is_its_own_wherever_it_stands():
+    one, other = _prompts(2)
+    seeds = {corpus.prompt_seed(p, s) for p in (one, other) for s in (0, 1)}
+    assert len(seeds) == 4 and all(0 <= seed < 2**32 for seed in seeds)
+    assert corpus.prompt_seed(one, 3) == corpus.prompt_seed(one._replace(source="x"), 3)

@@ -10,7 +10,8 @@ import pytest
 import tiny_training as tiny
 from dflash_jax.errors import CheckpointError
 from dflash_jax.training import corpus, features
-from dflash_jax.training.corpus import CorpusOptions, Prompt
+from dflash_jax.training.corpus import CorpusOptions
+from dflash_jax.training.prompts import Prompt
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from dflash_jax.errors import ConfigError
 
 
+@runtime_checkable
 class ChatTokenizer(Protocol):
     """The target's tokenizer with its chat template: the one that serving uses."""
 
