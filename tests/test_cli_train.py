@@ -61,3 +61,13 @@ def test_the_mask_id_is_asked_for_and_never_guessed(target: Path, prompts: Path,
     ran = run("train", target, prompts, tmp_path / "new")
     assert ran.code == 2
     assert "--mask-token-id" in ran.stderr
+
+
+def test_a_target_that_cannot_chat_is_refused_before_the_engine_starts(
+    prompts: Path, tmp_path: Path
+):
+    target = write_text_target(tmp_path / "mute", template=None)
+    ran = run("train", target, prompts, tmp_path / "new", *OPTIONS)
+    assert (ran.code, ran.stdout) == (2, "")
+    assert "the target has no chat template" in ran.stderr
+    assert not (tmp_path / "new").exists() and not (tmp_path / "new.work").exists()
