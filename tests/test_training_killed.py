@@ -70,7 +70,7 @@ def test_killed_answers_are_resumed_byte_for_byte(tmp_path, as_a_user):
     llm = start(target)
     generate(llm, whole)
     # The child takes the programs that this process compiled from the cache of the test run.
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir or "")}
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(jax.config.values["jax_compilation_cache_dir"] or "")}
     every = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     ran = subprocess.run(
         [sys.executable, "-c", code],

@@ -112,10 +112,14 @@ def test_prompts_are_what_the_chat_endpoint_feeds_its_engine(tmp_path):
     asked = [system, {"role": "user", "content": "Naïve <|end|> text"}]
     path = _file(tmp_path, {"messages": asked}, {"turns": ["hi", "and then?"]})
     whole, first = prompts_from_file(path, tokenizer)
-    llm = FakeLLM(served=256, tokenizer=tokenizer)
     seen: list[list[int]] = []
-    submit = llm.submit
-    llm.submit = lambda ids, *rest, **more: seen.append(list(ids)) or submit(ids, *rest, **more)
+
+    class Noting(FakeLLM):
+        def submit(self, prompt, params, *, timeout=None):
+            seen.append(list(prompt))
+            return super().submit(prompt, params, timeout=timeout)
+
+    llm = Noting(served=256, tokenizer=tokenizer)
     with Service(llm, max_queue=2) as service, running(service) as site:
 
         def ask(messages):
