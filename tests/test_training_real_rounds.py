@@ -96,6 +96,7 @@ def test_the_looping_part_of_an_answer_is_reported_apart():
     assert (plain.accepted, plain.without_loops, plain.looping_tokens) == (3.0, 3.0, 0)
 
 
-def test_prompts_are_taken_evenly_from_all_that_is_held_out():
-    assert chosen_prompts(list(range(20)), 4) == [0, 5, 10, 15]  # type: ignore[arg-type]
-    assert chosen_prompts(list(range(2)), 4) == [0, 1]  # type: ignore[arg-type]
+def test_prompts_are_taken_evenly_from_all_that_is_held_out(texts):
+    held = [texts[0]._replace(answer_start=place) for place in range(20)]
+    assert [d.answer_start for d in chosen_prompts(held, 4)] == [0, 5, 10, 15]
+    assert [d.answer_start for d in chosen_prompts(held[:2], 4)] == [0, 1]

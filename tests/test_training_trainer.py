@@ -1,11 +1,6 @@
 """Tests of `training/trainer.py` and what it runs: resume, frozen target, guards, order of data."""
 
 import csv
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +14,6 @@ from dflash_jax.training.blocks import build_batch
 from dflash_jax.training.options import TrainingError, TrainOptions, drafter_config
 from dflash_jax.training.start import start_drafter
 from dflash_jax.training.trainer import train
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -55,52 +48,6 @@ def test_a_run_logs_every_ten_steps_and_measures_held_out_documents(model, docum
     assert 1.0 <= trained.held_out.accepted <= 4.0
     assert rows[-1]["held_out_accepted"] == f"{trained.held_out.accepted:.4f}"
     assert [row["width"] for row in rows] == ["4", "4"]
-
-
-_CHILD = """
-import sys
-from pathlib import Path
-import tiny_training as tiny
-from dflash_jax.training import snapshots, trainer
-model = tiny.target()
-saved = snapshots.Snapshots.save
-def save_and_die(self, state, standing):
-    saved(self, state, standing)
-    if int(state.step) == 5 and sys.argv[2] == "die":
-        import os, signal
-        os.kill(os.getpid(), signal.SIGKILL)
-snapshots.Snapshots.save = save_and_die
-trainer.train(model, tiny.documents(model), Path(sys.argv[1]), tiny.options())
-"""
-
-
-def test_a_run_killed_in_the_middle_resumes_to_the_same_parameters_bit_for_bit(
-    model, documents, tmp_path
-):
-    """Fault 127. The killed run is another process, stopped with SIGKILL after its checkpoint."""
-    straight = train(model, documents, tmp_path / "straight", tiny.options())
-    killed = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(tmp_path / "killed"), "die"],
-        cwd=HERE,
-        env=os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = train(model, documents, tmp_path / "killed", tiny.options())
-    assert resumed.steps == straight.steps == 10
-    _assert_same(_params(resumed.drafter), _params(straight.drafter))
-    with (tmp_path / "killed" / "log.csv").open() as file:
-        assert [row["step"] for row in csv.DictReader(file)] == ["5", "10"]
-
-
-def test_a_resume_with_other_options_or_documents_names_the_difference(model, documents, tmp_path):
-    train(model, documents, tmp_path, tiny.options(steps=2))
-    with pytest.raises(ConfigError, match=r"gamma was 4.0 and is 5.0"):
-        train(model, documents, tmp_path, tiny.options(steps=2, gamma=5.0))
-    with pytest.raises(ConfigError, match="documents_sha256"):
-        train(model, documents[1:], tmp_path, tiny.options(steps=2))
 
 
 def test_a_run_can_begin_with_a_trained_drafter_and_keeps_its_config(model, documents, tmp_path):

@@ -62,19 +62,26 @@ def target(**changes: Any) -> Target:
     return build_target(config, dtype=jnp.float32, rngs=nnx.Rngs(7))
 
 
+@nnx.jit
+def _pass(model: Target, ids: jax.Array):
+    return model.forward(ids, TAPS)
+
+
+def _forward(model: Target, ids: np.ndarray) -> list[np.ndarray]:
+    """Logits and features of a text; padding behind it, which it does not see, saves compiles."""
+    padded = np.zeros(RAW["max_position_embeddings"], np.int32)
+    padded[: len(ids)] = ids
+    return [np.asarray(x)[: len(ids)] for x in _pass(model, jnp.asarray(padded))]
+
+
 def document(
     model: Target, length: int, answer_start: int, *, seed: int = 0, ended: bool = True
 ) -> Document:
     """Random tokens with the model's features of them, rounded to bfloat16."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, MASK, length).astype(np.int32)
-    features = model.forward(jnp.asarray(ids), TAPS)[1]
-    return Document(ids, answer_start, ended, np.asarray(features).astype(jnp.bfloat16))
-
-
-@nnx.jit
-def _forward(model: Target, ids: jax.Array):
-    return model.forward(ids, TAPS)
+    features = _forward(model, ids)[1]
+    return Document(ids, answer_start, ended, features.astype(jnp.bfloat16))
 
 
 def answered(model: Target, *, prompt: int, tokens: int, seed: int) -> Document:
@@ -83,9 +90,8 @@ def answered(model: Target, *, prompt: int, tokens: int, seed: int) -> Document:
     ids = np.zeros(prompt + tokens, np.int32)
     ids[:prompt] = rng.integers(0, MASK, prompt)
     for length in range(prompt, len(ids)):
-        # What follows is not seen: attention is causal.
-        ids[length] = int(jnp.argmax(_forward(model, jnp.asarray(ids))[0][length - 1]))
-    features = np.asarray(_forward(model, jnp.asarray(ids))[1]).astype(jnp.bfloat16)
+        ids[length] = _forward(model, ids)[0][length - 1].argmax()
+    features = _forward(model, ids)[1].astype(jnp.bfloat16)
     return Document(ids, prompt, False, features)
 
 

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from jax.sharding import Mesh
+
 from dflash_jax.config import TargetConfig
+from dflash_jax.models import DFlashDrafter
 from dflash_jax.training.corpus import (
     CorpusOptions,
     Prompt,
@@ -23,7 +26,7 @@ from dflash_jax.training.corpus import (
 from dflash_jax.training.export import export_drafter, model_card
 from dflash_jax.training.features import cache_features, read_features
 from dflash_jax.training.options import TrainOptions, drafter_config
-from dflash_jax.training.trainer import Trained, train
+from dflash_jax.training.trainer import Progress, Trained, train
 from dflash_jax.weights.load import load_target
 
 log = logging.getLogger(__name__)
@@ -73,6 +76,10 @@ def train_drafter(
     work_folder: Path,
     prompts: PromptOptions | None = None,
     corpus: CorpusOptions | None = None,
+    begin_with: DFlashDrafter | None = None,
+    mesh: Mesh | None = None,
+    tensorboard: bool = False,
+    progress: Progress | None = None,
 ) -> Trained:
     """Trains a drafter for a target and writes it to `out_folder` in the published layout.
 
@@ -81,6 +88,7 @@ def train_drafter(
         engine: answers prompts with this target.
         prompts, corpus: None: their defaults.
         work_folder: for corpus, features and checkpoints; may be removed afterwards.
+        begin_with, mesh, tensorboard, progress: as `train` has them.
 
     Raises:
         RequestError: no prompts in the file.
@@ -89,7 +97,10 @@ def train_drafter(
         TrainingError: training that diverged.
     """
     prompts, corpus = prompts or PromptOptions(), corpus or CorpusOptions()
-    config = drafter_config(TargetConfig.from_folder(target_folder), options)
+    if begin_with is None:
+        config = drafter_config(TargetConfig.from_folder(target_folder), options)
+    else:
+        config, options = begin_with.config, options.with_shape_of(begin_with.config)
     asked = list(prompts_from_file(prompts_file, engine.tokenizer))
     asked += make_up_prompts(engine, prompts, corpus.max_prompt_tokens)
 
@@ -103,7 +114,16 @@ def train_drafter(
     target = load_target(target_folder, dtype="float32")
     features = work_folder / "features"
     cache_features(target, work_folder / "corpus", features, config.target_layer_ids)
-    trained = train(target, read_features(features), work_folder / "run", options)
+    trained = train(
+        target,
+        read_features(features),
+        work_folder / "run",
+        options,
+        begin_with=begin_with,
+        mesh=mesh,
+        tensorboard=tensorboard,
+        progress=progress,
+    )
     card = _card(trained, target_folder, work_folder, options)
     export_drafter(trained.drafter, out_folder, card)
     return trained
@@ -135,8 +155,8 @@ def make_up_prompts(engine: AnswerEngine, options: PromptOptions, max_tokens: in
 
 def _card(trained: Trained, target: Path, work: Path, options: TrainOptions) -> str:
     shards = shard_paths(work / "corpus")
-    held = trained.held_out
-    figures = (
+    held, real = trained.held_out, trained.real
+    figures: dict[str, object] = (
         {}
         if held is None
         else {
@@ -145,6 +165,9 @@ def _card(trained: Trained, target: Path, work: Path, options: TrainOptions) -> 
             "held-out anchors": held.anchors,
         }
     )
+    if real is not None:
+        figures["acceptance length by real rounds, held-out prompts"] = f"{real.accepted:.3f}"
+        figures["without the looping part of answers"] = f"{real.without_loops:.3f}"
     return model_card(
         trained.drafter,
         target=target.name,

@@ -64,7 +64,10 @@ class Snapshots:
         self._manager = ocp.CheckpointManager(
             (folder / "steps").absolute(),
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=_BestAndLast(), enable_async_checkpointing=True, create=True
+                preservation_policy=_BestAndLast(),
+                best_fn=lambda standing: standing["best"],  # or no standing is stored
+                enable_async_checkpointing=True,
+                create=True,
             ),
         )
         try:
