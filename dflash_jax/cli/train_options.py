@@ -47,36 +47,62 @@ class ComputeDtype(enum.StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-def _int(name: str, text: str) -> Any:
-    return Annotated[int | None, typer.Option(name, help=text)]
-
-
-def _float(name: str, text: str) -> Any:
-    return Annotated[float | None, typer.Option(name, help=text)]
-
-
-MaskTokenId = _int(
-    "--mask-token-id", "A reserved id that text never holds; asked for, not guessed."
-)
-Layers = _int("--layers", "Layers of the drafter [3].")
-Taps = _int("--taps", "Target layers that it reads [5].")
-BlockSize = _int("--block-size", "Slots of a block; one less is drafted [8].")
-IntermediateSize = _int("--intermediate-size", "MLP width; default: the target's.")
-Steps = _int("--steps", "Optimiser steps [2000].")
-Documents = _int("--documents", "Answers of a step [8].")
-Anchors = _int("--anchors", "Blocks of an answer a step [32].")
-Accumulate = _int("--accumulate", "Parts that a step is computed in, for less memory [1].")
-LearningRate = _float("--learning-rate", "At its peak [0.001].")
-Warmup = _float("--warmup", "Share of the steps until the peak [0.04].")
-DecayShare = _float("--decay-share", "Last share of the steps, to 0, with --schedule wsd [0.2].")
-HeldOutShare = _float("--held-out", "Share of the answers that is measured on [0.03].")
-EvaluateEvery = _int("--evaluate-every", "Steps between held-out figures [200].")
-SaveEvery = _int("--save-every", "Steps between checkpoints [200].")
-Patience = _int("--patience", "Stop after so many figures without a better one; 0: never [0].")
-AcceptEvery = _int("--accept-every", "Steps between measurements by real rounds; 0: never [400].")
-AcceptPrompts = _int("--accept-prompts", "Held-out prompts that they answer [8].")
-AcceptTokens = _int("--accept-tokens", "The longest of those answers [64].")
-Seed = _int("--seed", "Of everything random [0].")
+MaskTokenId = Annotated[
+    int | None,
+    typer.Option("--mask-token-id", help="A reserved id that text never holds; never guessed."),
+]
+Layers = Annotated[int | None, typer.Option("--layers", help="Layers of the drafter [3].")]
+Taps = Annotated[int | None, typer.Option("--taps", help="Target layers that it reads [5].")]
+BlockSize = Annotated[
+    int | None, typer.Option("--block-size", help="Slots of a block; one less is drafted [8].")
+]
+IntermediateSize = Annotated[
+    int | None, typer.Option("--intermediate-size", help="MLP width; default: the target's.")
+]
+Steps = Annotated[int | None, typer.Option("--steps", help="Optimiser steps [2000].")]
+Documents = Annotated[int | None, typer.Option("--documents", help="Answers of a step [8].")]
+Anchors = Annotated[int | None, typer.Option("--anchors", help="Blocks of an answer a step [32].")]
+Accumulate = Annotated[
+    int | None,
+    typer.Option("--accumulate", help="Parts that a step is computed in, for less memory [1]."),
+]
+LearningRate = Annotated[float | None, typer.Option("--learning-rate", help="At its peak [0.001].")]
+Warmup = Annotated[
+    float | None, typer.Option("--warmup", help="Share of the steps until the peak [0.04].")
+]
+DecayShare = Annotated[
+    float | None,
+    typer.Option("--decay-share", help="Last share of the steps, to 0, with --schedule wsd [0.2]."),
+]
+HeldOutShare = Annotated[
+    float | None,
+    typer.Option("--held-out", help="Share of the answers that is measured on [0.03]."),
+]
+EvaluateEvery = Annotated[
+    int | None, typer.Option("--evaluate-every", help="Steps between held-out figures [200].")
+]
+SaveEvery = Annotated[
+    int | None, typer.Option("--save-every", help="Steps between checkpoints [200].")
+]
+Patience = Annotated[
+    int | None,
+    typer.Option(
+        "--patience", help="Stop after so many figures without a better one; 0: never [0]."
+    ),
+]
+AcceptEvery = Annotated[
+    int | None,
+    typer.Option(
+        "--accept-every", help="Steps between measurements by real rounds; 0: never [400]."
+    ),
+]
+AcceptPrompts = Annotated[
+    int | None, typer.Option("--accept-prompts", help="Held-out prompts that they answer [8].")
+]
+AcceptTokens = Annotated[
+    int | None, typer.Option("--accept-tokens", help="The longest of those answers [64].")
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Of everything random [0].")]
 OptimizerOption = Annotated[Optimizer | None, typer.Option("--optimizer", help="[adamw]")]
 LossOption = Annotated[
     Loss | None, typer.Option("--loss", help="How slots are weighted [decayed].")
@@ -136,7 +162,8 @@ def run_options(given: Mapping[str, Any], begin_with: "DrafterConfig | None") ->
                 "no mask id: give --mask-token-id, a reserved id that text never holds"
             )
         return TrainOptions(**said)
-    asked = TrainOptions(**{"mask_token_id": begin_with.mask_token_id} | said)
+    fields: dict[str, Any] = {"mask_token_id": begin_with.mask_token_id} | said
+    asked = TrainOptions(**fields)
     held = asked.with_shape_of(begin_with)
     different = [
         f"{field.name} {getattr(asked, field.name)} is {getattr(held, field.name)} there"
