@@ -1,6 +1,7 @@
 """Tests of `training/trainer.py` and what it runs: resume, frozen target, guards, order of data."""
 
 import csv
+import json
 
 import jax
 import jax.numpy as jnp
@@ -53,10 +54,12 @@ def test_a_run_logs_every_ten_steps_and_measures_held_out_documents(model, docum
 def test_a_run_can_begin_with_a_trained_drafter_and_keeps_its_config(model, documents, tmp_path):
     """Fault 129: the taps and widths are the loaded drafter's, not the options' defaults."""
     first = train(model, documents, tmp_path / "a", tiny.options(steps=2)).drafter
-    options = tiny.options(steps=2, num_layers=1, learning_rate=0.0)
+    options = tiny.options(steps=2, num_layers=1, block_size=8, learning_rate=0.0)
     second = train(model, documents, tmp_path / "b", options, begin_with=first).drafter
     assert second.config == first.config
     _assert_same(_params(first), _params(second))
+    record = json.loads((tmp_path / "b" / "options.json").read_text())
+    assert (record["num_layers"], record["block_size"]) == (2, 4)
 
 
 def test_the_optimiser_holds_the_draft_leaves_and_nothing_of_the_target(model, documents, tmp_path):
