@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 _SIZE, _REPEATS = 1024, 4
 BASIS = (
     "from counted multiplications and additions, at the rate of one {size} x {size} {dtype} matrix "
-    "product measured here now: a lower bound, no step was run; making the answers is not in it"
+    "product measured here now, which real steps do not reach; no step was run; making the answers "
+    "is not in it"
 )
 
 
