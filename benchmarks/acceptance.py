@@ -70,7 +70,8 @@ def acceptance(
         args.target, drafter=args.drafter, max_seq_len=longest, max_batch_size=args.batch_size
     )
     texts = [text for group in prompts.values() for text in group]
-    ids = [llm.tokenizer.chat_ids([{"role": "user", "content": text}]) for text in texts]
+    tokenizer = Tokenizer.from_folder(resolve_model(args.target, kind="target"))
+    ids = [tokenizer.chat_ids([{"role": "user", "content": text}]) for text in texts]
     params = [
         SamplingParams(max_tokens=args.max_tokens, temperature=temperature, seed=number)
         for number in range(len(texts))

@@ -5,11 +5,14 @@ from pathlib import Path
 import pytest
 
 from command_line import run
-from tiny_text import MASK, write_text_target
+from dflash_jax.cli.train_options import run_options
+from dflash_jax.config import DrafterConfig
+from tiny_text import MASK, write_text_drafter, write_text_target
 
 OPTIONS = (
     "--mask-token-id", MASK, "--layers", 1, "--taps", 1, "--block-size", 4, "--steps", 3,
     "--documents", 2, "--anchors", 2, "--max-answer-tokens", 32, "--max-batch-size", 1,
+    "--accept-every", 0,
 )  # fmt: skip
 
 
@@ -71,3 +74,61 @@ def test_a_target_that_cannot_chat_is_refused_before_the_engine_starts(
     assert (ran.code, ran.stdout) == (2, "")
     assert "the target has no chat template" in ran.stderr
     assert not (tmp_path / "new").exists() and not (tmp_path / "new.work").exists()
+
+
+def test_a_dry_run_says_memory_disk_and_time_and_loads_nothing(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("dflash_jax.cli.train.start_llm", None)
+    monkeypatch.setattr("dflash_jax.weights.load.load_target", None)
+    ran = run("train", target, prompts, tmp_path / "new", *OPTIONS, "--dry-run", "--json")
+    assert ran.code == 0 and not (tmp_path / "new.work").exists()
+    memory, disk = ran.document["memory"], ran.document["disk"]
+    weights = memory["drafter weights"]["nbytes"]
+    assert memory["gradients"]["nbytes"] == weights
+    assert memory["moments"]["nbytes"] == 2 * weights
+    assert disk["checkpoints"]["nbytes"] == 4 * 3 * weights
+    # 2 documents of 256 + 32 tokens, one tap, bfloat16; 4 prompts on disk.
+    assert 2 * disk["features"]["nbytes"] == 4 * memory["features of a batch"]["nbytes"]
+    assert ran.document["needed"] == sum(part["nbytes"] for part in memory.values())
+    assert ran.document["seconds"] > 0 and "no step was run" in ran.document["seconds_basis"]
+    shown = run("train", target, prompts, tmp_path / "new", *OPTIONS, "--dry-run")
+    assert "target weights" in shown.stderr and "GFLOP" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("--accumulate", 3), "cannot be divided into accumulate 3"),
+        (("--devices", 2, "--documents", 3), "3 cannot be divided into accumulate 1 x 2 devices"),
+        (("--schedule", "wsd", "--decay-share", 1.0, "--steps", 100), "leave no step of 100"),
+    ],
+)
+def test_options_of_the_loop_that_do_not_fit_are_refused(
+    words: tuple[object, ...], said: str, target: Path, prompts: Path, tmp_path: Path
+):
+    ran = run("train", target, prompts, tmp_path / "new", *OPTIONS, *words)
+    assert (ran.code, ran.stdout) == (2, "")
+    assert said in " ".join(ran.stderr.split())
+
+
+def test_a_drafter_to_go_on_from_keeps_its_shape(target: Path, prompts: Path, tmp_path: Path):
+    """Fault 129: no default and no option replaces what its config says."""
+    first = tmp_path / "first"
+    write_text_drafter(first)
+    config = DrafterConfig.from_folder(first)
+    said = {"layers": None, "block_size": None, "mask_token_id": None, "steps": 7}
+    asked = run_options(said, config)
+    assert asked == run_options(said | {"block_size": config.block_size}, config)
+    assert (asked.num_layers, asked.num_taps) == (
+        config.num_hidden_layers,
+        len(config.target_layer_ids),
+    )
+    assert (asked.block_size, asked.mask_token_id, asked.steps) == (
+        config.block_size,
+        config.mask_token_id,
+        7,
+    )
+    ran = run("train", target, prompts, tmp_path / "new", "--from", first, "--layers", 9)
+    assert ran.code == 2
+    assert f"num_layers 9 is {config.num_hidden_layers} there" in " ".join(ran.stderr.split())

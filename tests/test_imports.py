@@ -36,7 +36,7 @@ RANK = {folder: rank for rank, row in enumerate(LAYERS) for folder in row}
 PUBLIC_UNDERSCORES = {"_replace", "_asdict", "_make", "_fields", "_field_defaults"}
 # What an extra or the test run installs, and gguf: nothing of it is needed to import the package.
 OPTIONAL = (
-    "gguf starlette uvicorn prometheus_client matplotlib torch transformers".split()
+    "gguf starlette uvicorn prometheus_client matplotlib tensorboardX torch transformers".split()
     + "beartype chex hypothesis".split()
 )
 OPEN_END = "TO" + "DO"  # in two pieces, or this file would be a finding

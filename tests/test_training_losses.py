@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dflash_jax.training import head, losses
+from dflash_jax.training.objective import LossSums
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(2, 3, 4, 11)).astype(np.float32)
@@ -31,14 +32,17 @@ def test_decay_weights_start_at_one_and_fall_by_e_every_gamma_slots():
     assert float(got[8]) == pytest.approx(np.exp(-2.0))
 
 
+def _mean(each, weights, scored):
+    none = jnp.zeros((), jnp.float32)
+    return LossSums(*losses.weighted_sums(each, weights, scored), none, none).mean_loss
+
+
 def test_the_loss_is_the_weighted_mean_over_scored_slots():
     each = _cross_entropy(LOGITS, LABELS).astype(np.float32)
     weights = np.exp(-np.arange(4) / 2.0).astype(np.float32)
     kept = weights * SCORED
     expected = (kept * each).sum() / kept.sum()
-    got = losses.weighted_mean(
-        jnp.asarray(each), jnp.asarray(weights)[None, None], jnp.asarray(SCORED)
-    )
+    got = _mean(jnp.asarray(each), jnp.asarray(weights)[None, None], jnp.asarray(SCORED))
     assert float(got) == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -70,7 +74,7 @@ def test_gradients_are_finite_with_nothing_scored_and_with_a_probability_of_zero
     def loss(logits):
         each = losses.cross_entropy(logits, labels)
         weights = losses.dpace_weights(each, jnp.asarray(scored))
-        return losses.weighted_mean(each, weights, jnp.asarray(scored))
+        return _mean(each, weights, jnp.asarray(scored))
 
     value, gradient = jax.value_and_grad(loss)(logits)
     assert np.isfinite(value) and np.isfinite(gradient).all()

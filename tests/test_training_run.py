@@ -60,20 +60,21 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def _train(tmp_path, prompts, engine):
+def _train(tmp_path, prompts, engine, *, out="drafter", work="work", begin_with=None, **changes):
     target = tmp_path / "target"
     if not target.exists():
         tiny.write_target(target)
     options = tiny_training.options(
-        mask_token_id=tiny.MASK, num_taps=1, steps=3, save_every=3, evaluate_every=3
+        mask_token_id=tiny.MASK, num_taps=1, steps=3, save_every=3, evaluate_every=3, **changes
     )
     return train_drafter(
         target,
         prompts,
-        tmp_path / "drafter",
+        tmp_path / out,
         options,
         engine=engine,
-        work_folder=tmp_path / "work",
+        work_folder=tmp_path / work,
+        begin_with=begin_with,
         prompts=PromptOptions(made_up=4, seeds=("", "9 8")),
         corpus=CorpusOptions(shard_size=4),
     )
@@ -100,3 +101,26 @@ def test_a_second_call_answers_nothing_again_and_gives_the_same_file(tmp_path, p
     _train(tmp_path, prompts, again)
     assert again.asked == []
     assert (tmp_path / "drafter" / "model.safetensors").read_bytes() == first
+
+
+def test_going_on_from_an_exported_drafter_keeps_its_config_and_what_it_does_not_train(
+    tmp_path, prompts
+):
+    """Fault 129: at a rate of 0 the same tensors, to the byte, and the same config come out."""
+    _train(tmp_path, prompts, Counting())
+    first = load_drafter(tmp_path / "drafter", dtype="float32")
+    _train(
+        tmp_path,
+        prompts,
+        Counting(),
+        out="second",
+        work="more",
+        begin_with=first,
+        learning_rate=0.0,
+        num_layers=1,
+        block_size=8,
+    )
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "second" / name).read_bytes() == (
+            tmp_path / "drafter" / name
+        ).read_bytes()

@@ -5,6 +5,7 @@ Everything is made in memory in well under a second; nothing is trained here.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -46,6 +47,7 @@ OPTIONS: dict[str, Any] = {
     "held_out": 0.0,
     "evaluate_every": 5,
     "save_every": 5,
+    "accept_every": 0,  # rounds are compiled by the tests that are about them
 }
 
 
@@ -60,14 +62,37 @@ def target(**changes: Any) -> Target:
     return build_target(config, dtype=jnp.float32, rngs=nnx.Rngs(7))
 
 
+@nnx.jit
+def _pass(model: Target, ids: jax.Array):
+    return model.forward(ids, TAPS)
+
+
+def _forward(model: Target, ids: np.ndarray) -> list[np.ndarray]:
+    """Logits and features of a text; padding behind it, which it does not see, saves compiles."""
+    padded = np.zeros(RAW["max_position_embeddings"], np.int32)
+    padded[: len(ids)] = ids
+    return [np.asarray(x)[: len(ids)] for x in _pass(model, jnp.asarray(padded))]
+
+
 def document(
     model: Target, length: int, answer_start: int, *, seed: int = 0, ended: bool = True
 ) -> Document:
     """Random tokens with the model's features of them, rounded to bfloat16."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, MASK, length).astype(np.int32)
-    features = model.forward(jnp.asarray(ids), TAPS)[1]
-    return Document(ids, answer_start, ended, np.asarray(features).astype(jnp.bfloat16))
+    features = _forward(model, ids)[1]
+    return Document(ids, answer_start, ended, features.astype(jnp.bfloat16))
+
+
+def answered(model: Target, *, prompt: int, tokens: int, seed: int) -> Document:
+    """A random prompt with the model's own greedy answer, cut at `tokens`."""
+    rng = np.random.default_rng(seed)
+    ids = np.zeros(prompt + tokens, np.int32)
+    ids[:prompt] = rng.integers(0, MASK, prompt)
+    for length in range(prompt, len(ids)):
+        ids[length] = _forward(model, ids)[0][length - 1].argmax()
+    features = _forward(model, ids)[1].astype(jnp.bfloat16)
+    return Document(ids, prompt, False, features)
 
 
 def documents(model: Target, count: int = 7) -> list[Document]:

@@ -28,6 +28,7 @@ LABELS = {
     "compile": "compiling",
     "generate": "generating",
     "measure": "measuring",
+    "train": "training",
 }
 IN_BYTES = ("download", "check", "convert")
 

@@ -42,15 +42,13 @@ def dpace_weights(
     return jax.lax.stop_gradient(tail)
 
 
-def weighted_mean(
+def weighted_sums(
     loss: Float[Array, "b m k"], weights: Float[Array, "#b #m k"], scored: Bool[Array, "b m k"]
-) -> Float[Array, ""]:
-    """sum(w CE) / sum(w) over scored slots; 0 (with zero gradients) when nothing is scored."""
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """sum(w CE) and sum(w) over scored slots: batches add up, and the mean is taken at the end."""
     kept = jnp.where(scored, jnp.broadcast_to(weights, scored.shape), 0.0)
-    total = jnp.sum(kept)
-    safe = jnp.where(total > 0, total, 1.0)
     # The loss of an unscored slot is finite but means nothing; where() keeps it out of both passes.
-    return jnp.sum(kept * jnp.where(scored, loss, 0.0)) / safe
+    return jnp.sum(kept * jnp.where(scored, loss, 0.0)), jnp.sum(kept)
 
 
 def accepted_run(

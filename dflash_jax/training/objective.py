@@ -4,9 +4,11 @@ Pure functions of arrays. Embedding and head are the target's and get no gradien
 step around it is `step.py`.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from dflash_jax.models import DFlashDrafter
 from dflash_jax.training import losses
@@ -15,7 +17,32 @@ from dflash_jax.training.head import Candidates, candidate_logits, full_logits
 from dflash_jax.training.options import TrainOptions
 
 
-def block_loss(
+class LossSums(NamedTuple):
+    """Sums over a batch's blocks; those of several batches add up to the sums of all.
+
+    Attributes:
+        loss: sum of weight x loss over scored slots; `weight` is the sum of those weights.
+        runs: sum of accepted runs (among the candidates) over real blocks; `anchors` counts them.
+    """
+
+    loss: Float[Array, ""]
+    weight: Float[Array, ""]
+    runs: Float[Array, ""]
+    anchors: Float[Array, ""]
+
+    @property
+    def mean_loss(self) -> Float[Array, ""]:
+        """Weighted mean over scored slots; 0 without any."""
+        return self.loss / jnp.where(self.weight > 0, self.weight, 1.0)
+
+    @property
+    def mean_run(self) -> Float[Array, ""]:
+        """Mean accepted run; 1 without any block."""
+        mean = self.runs / jnp.where(self.anchors > 0, self.anchors, 1.0)
+        return jnp.where(self.anchors > 0, mean, 1.0)
+
+
+def block_sums(
     drafter: DFlashDrafter,
     batch: BlockBatch,
     candidates: Candidates | None,
@@ -24,8 +51,8 @@ def block_loss(
     *,
     width: int,
     options: TrainOptions,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The loss of a batch and its mean accepted run (among the candidates); no anchors: 0 and 1."""
+) -> LossSums:
+    """The loss of a batch, not yet divided: what gradient accumulation adds up exactly."""
     hidden = hidden_of_blocks(drafter, batch, embed, width)[:, :, 1:]
     scored = jnp.asarray(batch.scored)
     if candidates is None:
@@ -41,10 +68,10 @@ def block_loss(
         weights = losses.dpace_weights(each, scored)
     else:
         weights = losses.decay_weights(width - 1, options.gamma)[None, None, :]
-    loss = losses.weighted_mean(each, weights, scored)
-    return loss, _mean_run(
-        losses.accepted_run(jax.lax.stop_gradient(logits), labels, scored), scored
-    )[0]
+    runs = losses.accepted_run(jax.lax.stop_gradient(logits), labels, scored)
+    real = scored[:, :, 0].astype(jnp.float32)
+    summed, weight = losses.weighted_sums(each, weights, scored)
+    return LossSums(summed, weight, jnp.sum(runs * real), jnp.sum(real))
 
 
 def measure(
@@ -59,17 +86,9 @@ def measure(
     hidden = hidden_of_blocks(drafter, batch, embed, width)[:, :, 1:]
     logits = full_logits(hidden, head[: drafter.config.vocab_size])
     labels, scored = jnp.asarray(batch.labels), jnp.asarray(batch.scored)
-    mean, anchors = _mean_run(losses.accepted_run(logits, labels, scored), scored)
+    runs = losses.accepted_run(logits, labels, scored)
+    real = scored[:, :, 0].astype(jnp.float32)
     matches = (jnp.argmax(logits, axis=-1) == labels) & scored
     by_slot = matches.astype(jnp.float32).sum((0, 1))
-    return mean * anchors, anchors, by_slot, scored.astype(jnp.float32).sum((0, 1))
-
-
-def _mean_run(
-    runs: Float[Array, "b m"], scored: Bool[Array, "b m k"]
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean over real blocks (1 if there is none), and their number."""
-    real = scored[:, :, 0].astype(jnp.float32)
-    count = jnp.sum(real)
-    mean = jnp.sum(runs * real) / jnp.where(count > 0, count, 1.0)
-    return jnp.where(count > 0, mean, 1.0), count
+    every = scored.astype(jnp.float32).sum((0, 1))
+    return jnp.sum(runs * real), jnp.sum(real), by_slot, every

@@ -28,14 +28,23 @@ class TrainOptions:
         documents_per_step, anchors_per_document: blocks of a step (a document with fewer eligible
             anchors gives fewer).
         optimizer: "adamw", or "muon" for matrices with AdamW for the rest.
-        learning_rate: peak, after a linear warm-up over `warmup` of the steps; cosine to 0.
+        learning_rate: peak, after a linear warm-up over `warmup` of the steps.
+        schedule: "cosine" to 0 over the rest, or "wsd": stable at the peak, then linear to 0 over
+            the last `decay_share` of the steps.
+        accumulate: parts that the documents of a step are computed in, one after the other; the
+            step is the same, its activations take as many times less memory.
+        compute_dtype: of the forward and backward pass; parameters, their gradient's sum and
+            moments are float32.
         gamma: decay of the slot weights, in slots.
         loss: "decayed" or "dpace" weights of the slots.
         narrow_until, narrow_width: blocks have `narrow_width` slots before this share of the steps.
         frequent, extra: candidate ids of the head's product (`head.py`); 0 frequent: all rows.
         full_head_from: share of the steps after which every row of the head is used.
         held_out: share of the documents, chosen by a hash of their ids, never trained on.
-        evaluate_every, save_every: steps.
+        evaluate_every, save_every: steps. A better held-out figure is saved at once.
+        patience: stop after so many evaluations in a row without a better one; 0: never.
+        accept_every: steps between measurements by the decoding round itself; 0: never.
+        accept_prompts, accept_tokens: held-out prompts of it, and the longest answer.
         seed: of everything random.
     """
 
@@ -50,9 +59,13 @@ class TrainOptions:
     anchors_per_document: int = 32
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 1e-3
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    decay_share: float = 0.2
     warmup: float = 0.04
     weight_decay: float = 0.0
     clip: float = 1.0
+    accumulate: int = 1
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
     gamma: float = 4.0
     loss: Literal["decayed", "dpace"] = "decayed"
     narrow_until: float = 0.0
@@ -63,6 +76,10 @@ class TrainOptions:
     held_out: float = 0.03
     evaluate_every: int = 200
     save_every: int = 200
+    patience: int = 0
+    accept_every: int = 400
+    accept_prompts: int = 8
+    accept_tokens: int = 64
     seed: int = 0
 
     def width_at(self, step: int) -> int:
@@ -73,6 +90,60 @@ class TrainOptions:
     def full_head_at(self, step: int) -> bool:
         """Whether a step uses every row of the head."""
         return self.frequent == 0 or step >= self.full_head_from * self.steps
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of the warm-up, at least one."""
+        return max(int(self.warmup * self.steps), 1)
+
+    @property
+    def decay_steps(self) -> int:
+        """Steps of the decay of schedule "wsd", at least one."""
+        return max(int(self.decay_share * self.steps), 1)
+
+    def is_stable_at(self, step: int) -> bool:
+        """Whether a step lies between warm-up and decay of schedule "wsd"."""
+        stable = self.warmup_steps <= step <= self.steps - self.decay_steps
+        return self.schedule == "wsd" and stable
+
+    def with_shape_of(self, config: DrafterConfig) -> "TrainOptions":
+        """The same run for a drafter that is there already: its shape is the config's."""
+        return dataclasses.replace(
+            self,
+            mask_token_id=config.mask_token_id,
+            num_layers=config.num_hidden_layers,
+            num_taps=len(config.target_layer_ids),
+            block_size=config.block_size,
+            intermediate_size=config.intermediate_size,
+        )
+
+
+def check_options(options: TrainOptions, devices: int = 1) -> None:
+    """Refuses numbers that contradict each other, all of them at once.
+
+    Args:
+        devices: of the mesh axis that documents are divided over.
+
+    Raises:
+        ConfigError: names every number that does not fit and what would.
+    """
+    findings = []
+    for name in ("steps", "documents_per_step", "accumulate", "evaluate_every", "save_every"):
+        if getattr(options, name) < 1:
+            findings.append(f"{name} {getattr(options, name)}: at least 1")
+    parts = max(options.accumulate, 1) * devices
+    if options.documents_per_step % parts:
+        findings.append(
+            f"documents_per_step {options.documents_per_step} cannot be divided into accumulate "
+            f"{options.accumulate} x {devices} devices: use a multiple of {parts}"
+        )
+    if options.schedule == "wsd" and options.warmup_steps + options.decay_steps > options.steps:
+        findings.append(
+            f"warmup {options.warmup} and decay_share {options.decay_share} leave no step of "
+            f"{options.steps}: lower one of them"
+        )
+    if findings:
+        raise ConfigError("; ".join(findings))
 
 
 def drafter_config(target: TargetConfig, options: TrainOptions) -> DrafterConfig:

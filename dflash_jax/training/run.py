@@ -10,7 +10,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from jax.sharding import Mesh
+
 from dflash_jax.config import TargetConfig
+from dflash_jax.models import DFlashDrafter
 from dflash_jax.training.answering import AnswerEngine, chat_tokenizer
 from dflash_jax.training.corpus import CorpusOptions, prompt_seed, shard_paths, write_corpus
 from dflash_jax.training.export import export_drafter, model_card
@@ -19,7 +22,7 @@ from dflash_jax.training.made_up import PromptOptions, make_up_prompts
 from dflash_jax.training.options import TrainOptions, drafter_config
 from dflash_jax.training.prompts import Prompt, next_turn, prompts_from_file
 from dflash_jax.training.provenance import target_identity
-from dflash_jax.training.trainer import Trained, train
+from dflash_jax.training.trainer import Progress, Trained, train
 from dflash_jax.weights.load import load_target
 
 log = logging.getLogger(__name__)
@@ -35,6 +38,10 @@ def train_drafter(
     work_folder: Path,
     prompts: PromptOptions | None = None,
     corpus: CorpusOptions | None = None,
+    begin_with: DFlashDrafter | None = None,
+    mesh: Mesh | None = None,
+    tensorboard: bool = False,
+    progress: Progress | None = None,
 ) -> Trained:
     """Trains a drafter for a target and writes it to `out_folder` in the published layout.
 
@@ -43,6 +50,7 @@ def train_drafter(
         engine: answers prompts with this target.
         prompts, corpus: None: their defaults.
         work_folder: for corpus, features and checkpoints; may be removed afterwards.
+        begin_with, mesh, tensorboard, progress: as `train` has them.
 
     Raises:
         RequestError: no prompts in the file, a line that is none, or all of them too long.
@@ -52,7 +60,10 @@ def train_drafter(
         TrainingError: training that diverged.
     """
     prompts, corpus = prompts or PromptOptions(), corpus or CorpusOptions()
-    config = drafter_config(TargetConfig.from_folder(target_folder), options)
+    if begin_with is None:
+        config = drafter_config(TargetConfig.from_folder(target_folder), options)
+    else:
+        config, options = begin_with.config, options.with_shape_of(begin_with.config)
     made_from = {"target": target_identity(target_folder)}
     asked = list(prompts_from_file(prompts_file, chat_tokenizer(engine)))
     longest = corpus.max_prompt_tokens
@@ -70,7 +81,16 @@ def train_drafter(
     target = load_target(target_folder, dtype="float32")
     features = work_folder / "features"
     cache_features(target, work_folder / "corpus", features, config.target_layer_ids)
-    trained = train(target, read_features(features), work_folder / "run", options)
+    trained = train(
+        target,
+        read_features(features),
+        work_folder / "run",
+        options,
+        begin_with=begin_with,
+        mesh=mesh,
+        tensorboard=tensorboard,
+        progress=progress,
+    )
     card = _card(trained, target_folder, work_folder, options, corpus)
     export_drafter(trained.drafter, out_folder, card)
     return trained
@@ -93,8 +113,8 @@ def _card(
     greedy = corpus.answer_temperature == 0
     how = "greedy" if greedy else f"at temperature {corpus.answer_temperature:g}"
     shards = shard_paths(work / "corpus")
-    held = trained.held_out
-    figures = (
+    held, real = trained.held_out, trained.real
+    figures: dict[str, object] = (
         {}
         if held is None
         else {
@@ -103,6 +123,9 @@ def _card(
             "held-out anchors": held.anchors,
         }
     )
+    if real is not None:
+        figures["acceptance length by real rounds, held-out prompts"] = f"{real.accepted:.3f}"
+        figures["without the looping part of answers"] = f"{real.without_loops:.3f}"
     return model_card(
         trained.drafter,
         target=target.name,

@@ -1,25 +1,50 @@
 """Where a run can be taken up again: its state in Orbax checkpoints, its options beside them.
 
-The newest two checkpoints are kept; one appears under its step when it is whole. What a step sees
-is a function of the step (`batches.py`), so parameters, optimiser state and step are all there is
-to keep. Nothing here trains.
+The last two checkpoints are kept, and the one with the best held-out figure. They are written in
+the background; one appears under its step when it is whole. What a step sees is a function of the
+step (`batches.py`), so parameters, optimiser state, step and how the held-out figure stands are all
+there is to keep. Nothing here trains.
 """
 
 import dataclasses
 import json
+import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from dflash_jax.errors import ConfigError
 from dflash_jax.training.options import TrainOptions
 from dflash_jax.training.step import TrainState
 
+log = logging.getLogger(__name__)
+
 _RECORD = "options.json"
 _KEPT = 2
+
+
+class Standing(NamedTuple):
+    """How the held-out figure stands.
+
+    Attributes:
+        best: the highest so far; 0 before the first evaluation.
+        best_step: steps taken then.
+        since: evaluations after it.
+    """
+
+    best: float = 0.0
+    best_step: int = 0
+    since: int = 0
+
+    def after(self, figure: float, step: int) -> "Standing":
+        """The standing with one more evaluation; of equal figures the earlier is the best."""
+        better = figure > self.best
+        return Standing(figure, step, 0) if better else self._replace(since=self.since + 1)
 
 
 class Snapshots:
@@ -36,31 +61,75 @@ class Snapshots:
 
     def __init__(self, folder: Path, options: TrainOptions, data: dict[str, Any]):
         folder.mkdir(parents=True, exist_ok=True)
-        _agree(folder / _RECORD, dataclasses.asdict(options) | data)
         self._manager = ocp.CheckpointManager(
             (folder / "steps").absolute(),
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=_KEPT, enable_async_checkpointing=False, create=True
+                preservation_policy=_BestAndLast(),
+                best_fn=lambda standing: standing["best"],  # or no standing is stored
+                enable_async_checkpointing=True,
+                create=True,
             ),
         )
+        try:
+            _agree(folder / _RECORD, options, data, self._manager.latest_step())
+        except ConfigError:
+            self.close()
+            raise
 
-    def save(self, state: TrainState) -> None:
-        """Writes a checkpoint of the state's step."""
-        self._manager.save(int(state.step), args=ocp.args.StandardSave(_leaves(state)))
-        self._manager.wait_until_finished()
+    def save(self, state: TrainState, standing: Standing) -> None:
+        """Begins to write a checkpoint of the state's step, unless there is one.
 
-    def restore(self, like: TrainState) -> TrainState | None:
+        Writing goes on while the run does. It reads copies: the next step donates the state.
+        """
+        step = int(state.step)
+        if step in self._manager.all_steps():
+            return
+        leaves = {name: jnp.copy(leaf) for name, leaf in _leaves(state).items()}
+        args = ocp.args.StandardSave(leaves)
+        self._manager.save(step, args=args, metrics=standing._asdict(), force=True)
+
+    def restore(self, like: TrainState) -> tuple[TrainState, Standing] | None:
         """The newest whole checkpoint, bit for bit, or None if there is none."""
         step = self._manager.latest_step()
-        if step is None:
-            return None
+        return None if step is None else self.restore_step(step, like)
+
+    def restore_step(self, step: int, like: TrainState) -> tuple[TrainState, Standing]:
+        """The checkpoint of a step, once it is whole, on the devices where `like` is."""
+        self.wait()
         shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, _leaves(like))
         found = self._manager.restore(step, args=ocp.args.StandardRestore(shapes))
-        return jax.tree.unflatten(jax.tree.structure(like), [found[key] for key in sorted(found)])
+        leaves = [found[key] for key in sorted(found)]
+        numbers = self._manager.metrics(step) or {}
+        standing = Standing(
+            float(numbers.get("best", 0.0)),
+            int(numbers.get("best_step", 0)),
+            int(numbers.get("since", 0)),
+        )
+        return jax.tree.unflatten(jax.tree.structure(like), leaves), standing
+
+    def wait(self) -> None:
+        """Returns when everything is on disk."""
+        self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Ends Orbax's own threads."""
+        """Writes what is left and ends Orbax's own threads."""
         self._manager.close()
+
+
+@dataclasses.dataclass
+class _BestAndLast:
+    """Orbax's preservation policy of a run: the last ones, and the best that the newest names."""
+
+    def should_preserve(
+        self,
+        checkpoints: Sequence[Any],
+        *,
+        context: Any,
+    ) -> Sequence[bool]:
+        newest = (checkpoints[-1].metrics or {}) if checkpoints else {}
+        best = newest.get("best_step")
+        first = len(checkpoints) - _KEPT
+        return [i >= first or info.step == best for i, info in enumerate(checkpoints)]
 
 
 def _leaves(state: TrainState) -> dict[str, Any]:
@@ -68,21 +137,36 @@ def _leaves(state: TrainState) -> dict[str, Any]:
     return {f"{index:05d}": leaf for index, leaf in enumerate(jax.tree.leaves(state))}
 
 
-def _agree(path: Path, wanted: dict[str, Any]) -> None:
-    wanted = json.loads(json.dumps(wanted))
+def _agree(path: Path, options: TrainOptions, data: dict[str, Any], at: int | None) -> None:
+    """Compares with the record of the folder, or begins it. `at`: steps of the last checkpoint."""
+    wanted = json.loads(json.dumps(dataclasses.asdict(options) | data))
     if not path.is_file():
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        _write(path, wanted)
         return
-    begun = json.loads(path.read_text(encoding="utf-8"))
-    differences = [
-        f"{key} was {begun.get(key)!r} and is {wanted.get(key)!r}"
-        for key in sorted(begun.keys() | wanted.keys())
-        if begun.get(key) != wanted.get(key)
-    ]
-    if differences:
+    # What the record does not name was added to the program later, and had its default.
+    begun = _defaults() | json.loads(path.read_text(encoding="utf-8"))
+    different = {k for k in begun.keys() | wanted.keys() if begun.get(k) != wanted.get(k)}
+    if different == {"steps"} and at is not None:
+        before = dataclasses.replace(options, steps=begun["steps"])
+        if before.is_stable_at(at) and options.is_stable_at(at):
+            log.info("%d steps in place of %d, from step %d", options.steps, before.steps, at)
+            _write(path, wanted)
+            return
+    if different:
+        said = (f"{k} was {begun.get(k)!r} and is {wanted.get(k)!r}" for k in sorted(different))
         raise ConfigError(
-            f"{path.parent} was begun with other options ({'; '.join(differences)}): resume with "
-            "the same ones, or train into another folder"
+            f"{path.parent} was begun with other options ({'; '.join(said)}): resume with the same "
+            "ones, or train into another folder (steps alone may change, under schedule 'wsd' "
+            "between warm-up and decay)"
         )
+
+
+def _defaults() -> dict[str, Any]:
+    fields = dataclasses.fields(TrainOptions)
+    return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)

@@ -1,7 +1,8 @@
 """The compiled pieces of training: one optimiser step, and the held-out measure.
 
 Pure functions of arrays around `objective.py`. Only the drafter's parameters are in the optimiser.
-A step whose loss or gradient is not finite changes nothing and says so. The loop is `trainer.py`.
+A step whose loss or gradient is not finite changes nothing and says so. Documents may be divided
+over the devices of a mesh; parameters are on each of them. The loop is `trainer.py`.
 """
 
 from collections.abc import Callable
@@ -11,17 +12,23 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
+from dflash_jax.errors import ConfigError
 from dflash_jax.models import DFlashDrafter
 from dflash_jax.training.blocks import BlockBatch
 from dflash_jax.training.head import Candidates
-from dflash_jax.training.objective import block_loss, measure
+from dflash_jax.training.objective import LossSums, block_sums, measure
+from dflash_jax.training.optimizer import make_optimizer
 from dflash_jax.training.options import TrainOptions
 from dflash_jax.weights.match import filled, parameters
 from dflash_jax.weights.names import dotted, parameter_path
 
 Params = dict[str, jax.Array]
+
+DATA_AXIS = "data"
+"""Mesh axis that the documents of a step are divided over."""
 
 
 class TrainState(NamedTuple):
@@ -39,12 +46,34 @@ class TrainState(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """What the log gets from a step."""
+    """What the log gets from a step: means over all of its documents."""
 
     loss: Float[Array, ""]
     accepted: Float[Array, ""]
     gradient_norm: Float[Array, ""]
     finite: Bool[Array, ""]
+
+
+class Shardings(NamedTuple):
+    """Where arrays of a step lie: `whole` on every device, `documents` divided by their axis 0."""
+
+    whole: NamedSharding
+    documents: NamedSharding
+
+
+def shardings_of(mesh: Mesh) -> Shardings:
+    """How a mesh holds a training step.
+
+    Raises:
+        ConfigError: the mesh has no axis "data".
+    """
+    if DATA_AXIS not in mesh.shape:
+        raise ConfigError(
+            f"the mesh has the axes {tuple(mesh.shape)}: training divides documents over an axis "
+            f"named {DATA_AXIS!r}"
+        )
+    whole, divided = PartitionSpec(), PartitionSpec(DATA_AXIS)
+    return Shardings(NamedSharding(mesh, whole), NamedSharding(mesh, divided))
 
 
 def drafter_params(drafter: DFlashDrafter) -> Params:
@@ -55,29 +84,6 @@ def drafter_params(drafter: DFlashDrafter) -> Params:
 def with_params(abstract: DFlashDrafter, params: Params) -> DFlashDrafter:
     """The drafter of these parameters; the arrays are used as they are."""
     return filled(abstract, {parameter_path(name): value for name, value in params.items()})
-
-
-def make_optimizer(options: TrainOptions) -> optax.GradientTransformation:
-    """Clipping, then AdamW, or Muon for matrices with AdamW for the rest; warm-up and cosine."""
-    warmup = max(int(options.warmup * options.steps), 1)
-
-    def schedule(peak: float) -> optax.Schedule:
-        return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(options.steps, warmup + 1))
-
-    rate, decay = options.learning_rate, options.weight_decay
-    if options.optimizer == "adamw":
-        rule = optax.adamw(schedule(rate), b1=0.9, b2=0.95, weight_decay=decay)
-    else:
-        rule = optax.contrib.muon(
-            schedule(rate),
-            weight_decay=decay,
-            adam_b2=0.95,
-            adam_weight_decay=decay,
-            # Updates of the size that AdamW's have (Liu et al. 2025, 2502.16982), so that both
-            # rules take the same rate.
-            consistent_rms=0.2,
-        )
-    return optax.chain(optax.clip_by_global_norm(options.clip), rule)
 
 
 def train_step(
@@ -97,12 +103,18 @@ def train_step(
     A batch without an anchor leaves the weights as they are, too.
     """
 
-    def objective(params: Params):
-        drafter = with_params(abstract, params)
-        return block_loss(drafter, batch, candidates, embed, head, width=width, options=options)
+    def loss_of(params: Params, part: BlockBatch, labels: Any) -> tuple[Array, LossSums]:
+        drafter = with_params(abstract, computing(params, options))
+        chosen = None if candidates is None else candidates._replace(labels=labels)
+        sums = block_sums(drafter, part, chosen, embed, head, width=width, options=options)
+        return sums.loss, sums
 
-    (loss, accepted), gradients = jax.value_and_grad(objective, has_aux=True)(state.params)
-    norm = _norm(gradients)
+    labels = None if candidates is None else candidates.labels
+    sums, gradients = _accumulated(loss_of, state.params, (batch, labels), options.accumulate)
+    # The sum of weights is constant in the parameters, so the mean's gradient is the sum's over it.
+    total = jnp.where(sums.weight > 0, sums.weight, 1.0)
+    gradients = {name: value / total for name, value in gradients.items()}
+    loss, norm = sums.mean_loss, _norm(gradients)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     # Optax mixes Python scalars and arrays; strict promotion is a rule for the model's arithmetic.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
@@ -112,7 +124,38 @@ def train_step(
     new = TrainState(params, opt_state, state.step)  # type: ignore[arg-type]
     kept = jax.tree.map(lambda a, b: jnp.where(useful, a, b), new, state)
     step = state.step + finite.astype(jnp.int32)
-    return kept._replace(step=step), StepReport(loss, accepted, norm, finite)
+    return kept._replace(step=step), StepReport(loss, sums.mean_run, norm, finite)
+
+
+def computing(params: Params, options: TrainOptions) -> Params:
+    """The parameters in the dtype of the pass; gradients flow back to the float32 ones."""
+    return {name: value.astype(options.compute_dtype) for name, value in params.items()}
+
+
+def _accumulated(
+    loss_of: Callable[..., tuple[Array, LossSums]], params: Params, data: Any, parts: int
+) -> tuple[LossSums, Params]:
+    """Sums and gradients over all documents, computed in `parts` of them, one after the other.
+
+    Part i has the documents i, i + parts, …: with documents divided over devices, each device keeps
+    its own.
+    """
+    gradient = jax.value_and_grad(loss_of, has_aux=True)
+    if parts == 1:
+        (_, sums), gradients = gradient(params, *data)
+        return sums, gradients
+
+    def in_parts(array: Array) -> Array:
+        array = jnp.asarray(array)
+        return jnp.moveaxis(array.reshape(-1, parts, *array.shape[1:]), 1, 0)
+
+    def add(carry: Any, part: Any) -> tuple[Any, None]:
+        (_, sums), gradients = gradient(params, *part)
+        return jax.tree.map(jnp.add, carry, (sums, gradients)), None
+
+    zero = jnp.zeros((), jnp.float32)
+    start = (LossSums(zero, zero, zero, zero), jax.tree.map(jnp.zeros_like, params))
+    return jax.lax.scan(add, start, jax.tree.map(in_parts, data))[0]
 
 
 def _norm(gradients: Params) -> Float[Array, ""]:
@@ -120,8 +163,10 @@ def _norm(gradients: Params) -> Float[Array, ""]:
     return jnp.sqrt(jnp.sum(jnp.stack([jnp.sum(g * g) for g in gradients.values()])))
 
 
-def compile_step(abstract: DFlashDrafter, options: TrainOptions) -> Callable[..., Any]:
-    """`train_step` jitted, state donated; `width` is static, so each width compiles once."""
+def compile_step(
+    abstract: DFlashDrafter, options: TrainOptions, shardings: Shardings | None = None
+) -> Callable[..., tuple[TrainState, StepReport]]:
+    """`train_step` jitted with the state donated; `width` is static."""
     optimizer = make_optimizer(options)
 
     def step(state, batch, candidates, embed, head, width):
@@ -137,14 +182,16 @@ def compile_step(abstract: DFlashDrafter, options: TrainOptions) -> Callable[...
             options=options,
         )
 
-    return jax.jit(step, static_argnames="width", donate_argnums=0)
+    out = None if shardings is None else shardings.whole
+    return jax.jit(step, static_argnames="width", donate_argnums=0, out_shardings=out)
 
 
-def compile_measure(abstract: DFlashDrafter) -> Callable[..., Any]:
-    """`measure` jitted; `width` is static."""
+def compile_measure(abstract: DFlashDrafter, options: TrainOptions) -> Callable[..., Any]:
+    """`measure` jitted, in the dtype of the run's passes; `width` is static."""
 
     def run(params, batch, embed, head, width):
-        return measure(with_params(abstract, params), batch, embed, head, width=width)
+        drafter = with_params(abstract, computing(params, options))
+        return measure(drafter, batch, embed, head, width=width)
 
     return jax.jit(run, static_argnames="width")
 

@@ -1,57 +1,60 @@
-"""The training loop: batches, steps, held-out figures, a CSV log and checkpoints.
+"""The training loop: batches, steps, held-out figures, logs and checkpoints.
 
 Resuming after a kill continues exactly: what a step sees depends on the step alone, and the state
 is restored bit for bit. The arithmetic of a step is `step.py`; data to documents is `features.py`;
 what is written for others to load is `export.py`.
 """
 
-import csv
-import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
+from dflash_jax.errors import ConfigError
 from dflash_jax.models import DFlashDrafter, Target
+from dflash_jax.planning import rules
 from dflash_jax.training import batches, step
 from dflash_jax.training.blocks import BlockBatch
 from dflash_jax.training.documents import Document
 from dflash_jax.training.head import Candidates, choose_candidates, frequent_ids
-from dflash_jax.training.options import TrainingError, TrainOptions, drafter_config
-from dflash_jax.training.snapshots import Snapshots
+from dflash_jax.training.held_out import HeldOut, held_out_figures
+from dflash_jax.training.identity import documents_hash, parameters_hash
+from dflash_jax.training.options import TrainingError, TrainOptions, check_options, drafter_config
+from dflash_jax.training.real_rounds import RealAcceptance, RealRounds, chosen_prompts
+from dflash_jax.training.run_log import RunLog
+from dflash_jax.training.snapshots import Snapshots, Standing
 from dflash_jax.training.start import start_drafter
 
 log = logging.getLogger(__name__)
 
-COLUMNS = ("step", "seconds", "loss", "accepted", "gradient_norm", "width", "held_out_accepted")
+Progress = Callable[[str, int, int], None]
+
 _CANDIDATES = 3  # keeps the candidates' random stream apart from those of `batches`
 _LOG_EVERY = 10
 # Anchors of one held-out document.
 _HELD_OUT_QUOTA = 16
 
 
-class HeldOut(NamedTuple):
-    """Teacher-forced figures on documents that are never trained on.
-
-    `accepted`: mean over anchors of 1 + leading argmax matches, an estimate of the acceptance
-    length of greedy rounds (which start where a round before ended, not anywhere). `by_slot`: share
-    of matches of each slot alone.
-    """
-
-    accepted: float
-    by_slot: tuple[float, ...]
-    anchors: int
-
-
 class Trained(NamedTuple):
-    """A finished run."""
+    """A finished run.
+
+    Attributes:
+        drafter: of the best held-out figure; of the last step where nothing is held out.
+        held_out, real: its figures.
+        steps: taken in all.
+        best_step: at which the drafter was.
+    """
 
     drafter: DFlashDrafter
     held_out: HeldOut | None
+    real: RealAcceptance | None
     steps: int
+    best_step: int
 
 
 def train(
@@ -61,27 +64,44 @@ def train(
     options: TrainOptions,
     *,
     begin_with: DFlashDrafter | None = None,
+    mesh: Mesh | None = None,
+    tensorboard: bool = False,
+    progress: Progress | None = None,
 ) -> Trained:
     """Trains a drafter, or goes on where a killed run of the same folder stopped.
 
     Args:
         documents: with features of the taps that `drafter_config(target.config, options)` names.
         folder: for checkpoints and `log.csv`.
-        begin_with: a float32 drafter to go on from instead of `options.init`; its config holds.
+        begin_with: a float32 drafter to go on from instead of `options.init`; its config holds,
+            whatever the options say of the drafter's shape.
+        mesh: has an axis "data" that the documents of a step are divided over; it may be another
+            one when a run is resumed (sums are rounded in another order then).
+        tensorboard: write events beside `log.csv`.
+        progress: called as (stage, done, total).
 
     Raises:
-        ConfigError: options that do not fit the target, or a resume with other options or data.
+        ConfigError: options that do not fit the target or each other, or a resume with other
+            options or data.
         TrainingError: a loss or gradient that is not finite; names step, documents and tensor.
     """
-    config = drafter_config(target.config, options) if begin_with is None else begin_with.config
-    drafter = begin_with or start_drafter(config, target, init=options.init, seed=options.seed)
+    if begin_with is not None:
+        options = options.with_shape_of(begin_with.config)
+        if findings := rules.wrong_pair(target.config, begin_with.config):
+            raise ConfigError("; ".join(findings))
+    shardings = None if mesh is None else step.shardings_of(mesh)
+    check_options(options, 1 if mesh is None else mesh.shape[step.DATA_AXIS])
+    drafter = begin_with or start_drafter(
+        drafter_config(target.config, options), target, init=options.init, seed=options.seed
+    )
     data = {
-        "documents_sha256": _documents_hash(documents),
-        "begin_with": None if begin_with is None else _parameters_hash(begin_with),
+        "documents_sha256": documents_hash(documents),
+        "begin_with": None if begin_with is None else parameters_hash(begin_with),
     }
     snapshots = Snapshots(folder, options, data)
     try:
-        return _Loop(target, documents, folder, options, drafter, snapshots).run()
+        loop = _Loop(target, documents, options, drafter, snapshots, shardings)
+        return loop.run(folder, tensorboard, progress)
     finally:
         snapshots.close()
 
@@ -93,50 +113,89 @@ class _Loop:
         self,
         target: Target,
         documents: Sequence[Document],
-        folder: Path,
         options: TrainOptions,
         drafter: DFlashDrafter,
         snapshots: Snapshots,
+        shardings: step.Shardings | None,
     ):
-        self.target, self.options, self.snapshots = target, options, snapshots
+        self.options, self.snapshots, self.shardings = options, snapshots, shardings
+        self.vocab_size, self.block_size = target.config.vocab_size, drafter.config.block_size
         self.documents, held = batches.split_held_out(documents, options.held_out)
         self.lengths = np.asarray([len(d.ids) for d in self.documents])
-        self.frequent = _frequent(self.documents, target.config.vocab_size, options.frequent)
+        self.frequent = _frequent(self.documents, self.vocab_size, options.frequent)
         self.abstract = step.abstract_of(drafter)
-        self.start = step.initial_state(drafter, options)
-        self.step, self.measure = (
-            step.compile_step(self.abstract, options),
-            step.compile_measure(self.abstract),
-        )
+        self.start = self._whole(step.initial_state(drafter, options))
+        self.head, self.embed = self._tables(target)
+        self.step = step.compile_step(self.abstract, options, shardings)
+        self.measure = step.compile_measure(self.abstract, options)
         self.held_batches = batches.held_out_batches(
             held,
             per_step=options.documents_per_step,
             quota=_HELD_OUT_QUOTA,
-            width=drafter.config.block_size,
+            width=self.block_size,
             seed=options.seed,
         )
-        self.block_size = drafter.config.block_size
-        self.log = _CsvLog(folder / "log.csv")
+        self.rounds = _real_rounds(target, self.abstract, held, options)
 
-    def run(self) -> Trained:
-        state = self.snapshots.restore(self.start) or self.start
+    def run(self, folder: Path, tensorboard: bool, progress: Progress | None) -> Trained:
+        options = self.options
+        state, standing = self.snapshots.restore(self.start) or (self.start, Standing())
         begun = int(state.step)
-        self.log.rewind(begun)
-        log.info("training from step %d of %d", begun, self.options.steps)
+        run_log = RunLog(folder, begun, tensorboard=tensorboard)
+        log.info("training from step %d of %d", begun, options.steps)
         clock = time.monotonic()
-        figures = None
-        for number in range(begun, self.options.steps):
+        for number in range(begun, options.steps):
+            if self._gave_up(standing):
+                break
             state, report, width = self._one(state, number)
             done = number + 1
-            last = done == self.options.steps
-            measured = last or done % self.options.evaluate_every == 0
-            figures = self._held_out(state.params) if measured else None
-            if measured or done % _LOG_EVERY == 0:
-                self.log.add(done, time.monotonic() - clock, report, width, figures)
-            if last or done % self.options.save_every == 0:
-                self.snapshots.save(state)
-        drafter = step.with_params(self.abstract, state.params)
-        return Trained(drafter, figures or self._held_out(state.params), int(state.step))
+            held, real = self._measured(state, done)
+            if held is not None:
+                standing = standing.after(held.accepted, done)
+            if held is not None or real is not None or done % _LOG_EVERY == 0:
+                run_log.add(done, time.monotonic() - clock, report, width, held, real)
+            best = held is not None and standing.best_step == done
+            if best or done % options.save_every == 0:
+                self.snapshots.save(state, standing)
+            if progress is not None:
+                progress("train", done, options.steps)
+        run_log.close()
+        self.snapshots.save(state, standing)
+        return self._finished(state, standing)
+
+    def _gave_up(self, standing: Standing) -> bool:
+        """Whether the held-out figure has not been better for too long; said once."""
+        over = 0 < self.options.patience <= standing.since
+        if over:
+            log.info(
+                "stopped early: no better held-out figure than %.4f (step %d) in %d evaluations",
+                standing.best,
+                standing.best_step,
+                standing.since,
+            )
+        return over
+
+    def _finished(self, state: step.TrainState, standing: Standing) -> Trained:
+        """The best parameters and their figures."""
+        steps, best = int(state.step), standing.best_step or int(state.step)
+        if best != steps:
+            state, _ = self.snapshots.restore_step(best, self.start)
+        # On one device again, as a drafter that was loaded.
+        params = jax.device_put(state.params, jax.devices()[0])
+        held = self._held_out(state.params)
+        real = self.rounds.measure(params) if self.rounds is not None else None
+        return Trained(step.with_params(self.abstract, params), held, real, steps, best)
+
+    def _measured(
+        self, state: step.TrainState, done: int
+    ) -> tuple[HeldOut | None, RealAcceptance | None]:
+        """What is due after this many steps."""
+        options, held, real = self.options, None, None
+        if done == options.steps or done % options.evaluate_every == 0:
+            held = self._held_out(state.params)
+        if self.rounds is not None and done % options.accept_every == 0:
+            real = self.rounds.measure(state.params)
+        return held, real
 
     def _one(self, state: step.TrainState, number: int):
         options = self.options
@@ -151,100 +210,86 @@ class _Loop:
             seed=options.seed,
         )
         candidates = self._candidates(batch, number)
-        head, embed = self.target.head, self.target.embedding
-        state, report = self.step(state, batch, candidates, embed, head, width=width)
+        placed, listed = self._divided(batch, candidates)
+        state, report = self.step(state, placed, listed, self.embed, self.head, width=width)
         if not bool(report.finite):
-            raise TrainingError(self._not_finite(number, chosen, batch, state))
+            raise TrainingError(_not_finite(number, chosen, batch, state))
         return state, report, width
 
     def _candidates(self, batch: BlockBatch, number: int) -> Candidates | None:
         options = self.options
         rows = options.frequent + options.extra
-        if options.full_head_at(number) or rows >= self.target.config.vocab_size:
+        if options.full_head_at(number) or rows >= self.vocab_size:
             return None
         rng = np.random.default_rng((options.seed, _CANDIDATES, number))
-        return choose_candidates(
-            np.asarray(batch.labels),
-            self.frequent,
-            options.extra,
-            self.target.config.vocab_size,
-            rng,
-        )
+        labels = np.asarray(batch.labels)
+        return choose_candidates(labels, self.frequent, options.extra, self.vocab_size, rng)
 
     def _held_out(self, params: step.Params) -> HeldOut | None:
-        if not self.held_batches:
-            return None
-        head, embed = self.target.head, self.target.embedding
-        sums = [
-            [
-                np.asarray(part)
-                for part in self.measure(params, batch, embed, head, width=self.block_size)
-            ]
-            for batch in self.held_batches
-        ]
-        runs, anchors, matches, scored = (sum(column) for column in zip(*sums, strict=True))
-        by_slot = np.asarray(matches) / np.maximum(scored, 1)
-        return HeldOut(
-            float(runs / max(float(anchors), 1.0)), tuple(map(float, by_slot)), int(anchors)
+        tables = (self.embed, self.head)
+        return held_out_figures(self.measure, params, self.held_batches, *tables, self.block_size)
+
+    def _tables(self, target: Target) -> tuple[jax.Array, jax.Array]:
+        """Head and embedding in the dtype of the passes; one array where the target ties them."""
+        head, embed = (
+            self._whole(table.astype(self.options.compute_dtype))
+            for table in (target.head, target.embedding)
         )
+        return head, head if target.config.tie_word_embeddings else embed
 
-    def _not_finite(
-        self, number: int, chosen: np.ndarray, batch: BlockBatch, state: step.TrainState
-    ) -> str:
-        bad = [
-            int(index)
-            for row, index in enumerate(chosen)
-            if not np.isfinite(np.asarray(batch.features[row], np.float32)).all()  # type: ignore
-        ]
-        weights = [k for k, v in state.params.items() if not np.isfinite(np.asarray(v)).all()]
-        where = (
-            f"the features of document {', '.join(map(str, bad))} are not finite: cache them again"
-            if bad
-            else f"parameters {', '.join(weights)} are not finite"
-            if weights
-            else "its data is finite: lower learning_rate"
+    def _whole(self, tree: Any) -> Any:
+        return tree if self.shardings is None else jax.device_put(tree, self.shardings.whole)
+
+    def _divided(
+        self, batch: BlockBatch, candidates: Candidates | None
+    ) -> tuple[BlockBatch, Candidates | None]:
+        """Documents on the devices that compute them."""
+        if self.shardings is None:
+            return batch, candidates
+        batch = jax.device_put(batch, self.shardings.documents)
+        if candidates is None:
+            return batch, None
+        labels = jax.device_put(candidates.labels, self.shardings.documents)
+        return batch, self._whole(candidates._replace(labels=None))._replace(labels=labels)
+
+
+def _real_rounds(
+    target: Target, abstract: DFlashDrafter, held: Sequence[Document], options: TrainOptions
+) -> RealRounds | None:
+    """The measure by real rounds, None where it is off or nothing is held out.
+
+    Raises:
+        ConfigError: nothing is held out and early stopping needs it.
+    """
+    if not held and options.patience:
+        raise ConfigError(
+            f"patience {options.patience} needs held-out documents, and held_out "
+            f"{options.held_out} leaves none: raise held_out, give more prompts, or set patience 0"
         )
-        return (
-            f"step {number}: the loss or its gradient is not finite (documents "
-            f"{', '.join(map(str, chosen))}); {where}. Nothing of this step was applied"
-        )
+    if not held or not options.accept_every:
+        return None
+    chosen = chosen_prompts(held, options.accept_prompts)
+    return RealRounds(target, abstract, chosen, options.accept_tokens)
 
 
-class _CsvLog:
-    """`log.csv`: one row every ten steps and at every measurement."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def rewind(self, begun: int) -> None:
-        """Drops rows of steps that a killed run took after its last checkpoint."""
-        rows: list[Any] = []
-        if self.path.is_file():
-            with self.path.open(newline="", encoding="utf-8") as file:
-                rows = [row for row in csv.DictReader(file) if int(row["step"]) <= begun]
-        with self.path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
-
-    def add(
-        self,
-        done: int,
-        seconds: float,
-        report: step.StepReport,
-        width: int,
-        figures: HeldOut | None,
-    ) -> None:
-        held = "" if figures is None else f"{figures.accepted:.4f}"
-        numbers = (float(report.loss), float(report.accepted), float(report.gradient_norm))
-        row = (done, f"{seconds:.1f}", *(f"{n:.4f}" for n in numbers), width, held)
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerow(row)
-        if figures is not None:
-            slots = " ".join(f"{share:.3f}" for share in figures.by_slot)
-            log.info(
-                "step %d: loss %s, held-out accepted run %s, by slot %s", done, row[2], held, slots
-            )
+def _not_finite(number: int, chosen: np.ndarray, batch: BlockBatch, state: step.TrainState) -> str:
+    bad = [
+        int(index)
+        for row, index in enumerate(chosen)
+        if not np.isfinite(np.asarray(batch.features[row], np.float32)).all()  # type: ignore
+    ]
+    weights = [k for k, v in state.params.items() if not np.isfinite(np.asarray(v)).all()]
+    where = (
+        f"the features of document {', '.join(map(str, bad))} are not finite: cache them again"
+        if bad
+        else f"parameters {', '.join(weights)} are not finite"
+        if weights
+        else "its data is finite: lower learning_rate"
+    )
+    return (
+        f"step {number}: the loss or its gradient is not finite (documents "
+        f"{', '.join(map(str, chosen))}); {where}. Nothing of this step was applied"
+    )
 
 
 def _frequent(documents: Sequence[Document], vocab_size: int, size: int) -> np.ndarray:
@@ -252,19 +297,3 @@ def _frequent(documents: Sequence[Document], vocab_size: int, size: int) -> np.n
     for document in documents:
         np.add.at(counts, document.ids[document.answer_start :], 1)
     return frequent_ids(counts, size)
-
-
-def _documents_hash(documents: Sequence[Document]) -> str:
-    digest = hashlib.sha256()
-    for document in documents:
-        digest.update(np.array([len(document.ids), document.answer_start], np.int64).tobytes())
-        digest.update(np.ascontiguousarray(document.ids, np.int32).tobytes())
-    return digest.hexdigest()
-
-
-def _parameters_hash(drafter: DFlashDrafter) -> str:
-    digest = hashlib.sha256()
-    parameters: dict[str, Any] = step.drafter_params(drafter)
-    for name in sorted(parameters):
-        digest.update(name.encode() + np.asarray(parameters[name]).tobytes())
-    return digest.hexdigest()

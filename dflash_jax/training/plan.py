@@ -1,0 +1,161 @@
+"""What a training run takes, from configs alone: bytes on the device and on disk, and arithmetic.
+
+Each row has its formula. Activations are an estimate, everything else is counted; what one device
+of a mesh holds. Nothing here starts a backend or reads a tensor; `planning/` does the same for
+serving.
+"""
+
+import math
+from typing import NamedTuple
+
+from dflash_jax.config import DrafterConfig, TargetConfig
+from dflash_jax.models.sizes import drafter_shapes, target_shapes
+from dflash_jax.training.features import feature_bytes
+from dflash_jax.training.options import TrainOptions
+
+_FLOAT32 = 4
+_CHECKPOINTS = 4  # the last two, the best, and one that is being written
+
+
+class Amount(NamedTuple):
+    """Bytes, and how they are counted."""
+
+    nbytes: int
+    formula: str
+
+
+class TrainingPlan(NamedTuple):
+    """A run before it begins.
+
+    Attributes:
+        memory: bytes on one device by category.
+        disk: bytes on disk by category.
+        flops_per_step: multiplications and additions of one step, forward and backward, on one
+            device.
+        feature_flops: of the target's pass over all text.
+        steps: of the run.
+    """
+
+    memory: dict[str, Amount]
+    disk: dict[str, Amount]
+    flops_per_step: float
+    feature_flops: float
+    steps: int
+
+    @property
+    def needed(self) -> int:
+        """Bytes on one device."""
+        return sum(amount.nbytes for amount in self.memory.values())
+
+    def seconds(self, flops_per_second: float) -> float:
+        """Time of steps and features at a rate; making the answers is not in it."""
+        return (self.steps * self.flops_per_step + self.feature_flops) / flops_per_second
+
+
+def plan_training(
+    target: TargetConfig,
+    drafter: DrafterConfig,
+    options: TrainOptions,
+    *,
+    documents: int,
+    longest: int,
+    devices: int = 1,
+) -> TrainingPlan:
+    """The plan of a run.
+
+    Args:
+        documents, longest: how many texts at most, and tokens of the longest.
+        devices: of the mesh axis that documents are divided over.
+    """
+    weights = _count(drafter_shapes(drafter))
+    on_device = options.documents_per_step // (devices * options.accumulate)
+    taps = len(drafter.target_layer_ids)
+    memory = {
+        "target weights": Amount(_FLOAT32 * _count(target_shapes(target)), "parameters x 4"),
+        "drafter weights": Amount(_FLOAT32 * weights, "parameters x 4"),
+        "gradients": Amount(_FLOAT32 * weights, "parameters x 4"),
+        "moments": Amount(_moments(drafter, options), _MOMENTS[options.optimizer]),
+        "features of a batch": Amount(
+            feature_bytes(on_device * options.accumulate * longest, taps, target.hidden_size),
+            f"{on_device * options.accumulate} documents x {longest:,} x {taps} taps x "
+            f"{target.hidden_size} x 2",
+        ),
+        "activations (estimate)": _activations(drafter, options, on_device, longest),
+    }
+    tokens = documents * longest
+    disk = {
+        "features": Amount(
+            feature_bytes(tokens, taps, target.hidden_size),
+            f"{documents:,} texts x {longest:,} x {taps} taps x {target.hidden_size} x 2, at most",
+        ),
+        "checkpoints": Amount(
+            _CHECKPOINTS * (_FLOAT32 * weights + memory["moments"].nbytes),
+            f"{_CHECKPOINTS} x (drafter weights + moments)",
+        ),
+    }
+    step = options.accumulate * _flops(drafter, options, on_device, longest)
+    feature_flops = 2.0 * _count(target_shapes(target)) * tokens
+    return TrainingPlan(memory, disk, step, feature_flops, options.steps)
+
+
+_MOMENTS = {"adamw": "parameters x 2 x 4", "muon": "(matrices + 2 x the rest) x 4"}
+
+
+def _count(shapes: dict) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def _moments(drafter: DrafterConfig, options: TrainOptions) -> int:
+    """AdamW keeps two moments of every parameter, Muon one of a matrix."""
+    shapes = drafter_shapes(drafter).values()
+    kept = [1 if options.optimizer == "muon" and len(shape) == 2 else 2 for shape in shapes]
+    return _FLOAT32 * sum(n * math.prod(s) for n, s in zip(kept, shapes, strict=True))
+
+
+def _head_rows(drafter: DrafterConfig, options: TrainOptions) -> int:
+    """Rows of the head in the widest step: all of them at the end of a run."""
+    sampled = min(options.frequent + options.extra, drafter.vocab_size)
+    return drafter.vocab_size if options.full_head_from < 1 or not options.frequent else sampled
+
+
+def _slots(options: TrainOptions, documents: int) -> int:
+    return documents * options.anchors_per_document * options.block_size
+
+
+def _activations(
+    drafter: DrafterConfig, options: TrainOptions, documents: int, longest: int
+) -> Amount:
+    """What a part of a step keeps for its backward pass.
+
+    Logits and their gradient in float32; in each layer the scores, twice, and about eight rows of
+    model width and three of the MLP's a slot, context rows' keys and values.
+    """
+    size = 2 if options.compute_dtype == "bfloat16" else _FLOAT32
+    slots, context = _slots(options, documents), documents * longest
+    keys = longest + options.anchors_per_document * options.block_size
+    logits = 2 * _FLOAT32 * slots * _head_rows(drafter, options)
+    scores = 2 * _FLOAT32 * slots * keys * drafter.num_attention_heads
+    rows = slots * (8 * drafter.hidden_size + 3 * drafter.intermediate_size)
+    kv = 2 * context * drafter.num_key_value_heads * drafter.head_dim
+    layers = drafter.num_hidden_layers * (scores + size * (rows + kv))
+    return Amount(
+        logits + layers,
+        f"{slots:,} slots x ({_head_rows(drafter, options):,} logits x 2 x 4, and a layer's rows "
+        f"and scores x {drafter.num_hidden_layers})",
+    )
+
+
+def _flops(drafter: DrafterConfig, options: TrainOptions, documents: int, longest: int) -> float:
+    """2 a multiplication of the forward pass; twice that backward, once for the frozen head."""
+    slots, context = _slots(options, documents), documents * longest
+    shapes = drafter_shapes(drafter)
+    inputs = math.prod(shapes[("fc", "weight")])
+    width, heads = drafter.hidden_size, drafter.num_attention_heads * drafter.head_dim
+    kv = 2 * width * drafter.num_key_value_heads * drafter.head_dim * drafter.num_hidden_layers
+    keys = longest + options.anchors_per_document * options.block_size
+    attention = 2 * slots * keys * heads * drafter.num_hidden_layers
+    dense = slots * (_count(shapes) - inputs) + context * (inputs + kv) + attention
+    late = 1 - options.full_head_from if options.frequent else 1.0
+    sampled = min(options.frequent + options.extra, drafter.vocab_size)
+    rows = late * drafter.vocab_size + (1 - late) * sampled
+    return 2.0 * (3 * dense + 2 * slots * width * rows)
