@@ -19,6 +19,12 @@ from dflash_jax.weights.names import ParameterPath
 Model = TypeVar("Model", bound=nnx.Module)
 
 _SHOWN = 10
+# A drafter's own tables and vocabulary are never left aside for the target's.
+_HINTS: Mapping[ParameterPath, str] = {
+    names.DRAFT_OFFSETS: "; set draft_vocab_size to the length of d2t, in dflash_config",
+    ("lm_head", "weight"): "; set has_lm_head=true in a drafter's dflash_config",
+    ("embed_tokens", "weight"): "; set has_embed_tokens=true in a drafter's dflash_config",
+}
 
 
 class Stored(NamedTuple):
@@ -76,6 +82,7 @@ def compare(
             findings.append(_wrong_shape(path, shape, found[path]))
     findings += [
         f"tensor {stored.name} in {stored.where} is unexpected: the config has no such parameter"
+        + _HINTS.get(path, "")
         for path, stored in found.items()
         if path not in wanted
     ]

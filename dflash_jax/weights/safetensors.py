@@ -20,7 +20,13 @@ from jax.typing import DTypeLike
 
 from dflash_jax.errors import CheckpointError
 from dflash_jax.weights import names
-from dflash_jax.weights.files import TensorEntry, dtype_problem, read_header
+from dflash_jax.weights.files import (
+    DTYPES,
+    INDEX_DTYPES,
+    TensorEntry,
+    dtype_problem,
+    read_header,
+)
 from dflash_jax.weights.match import Model, Stored, compare, filled, refuse, wanted_shapes
 from dflash_jax.weights.names import Kind, ParameterPath
 
@@ -115,7 +121,7 @@ def _selected(
     checkpoint: Checkpoint, wanted: Mapping[ParameterPath, tuple[int, ...]], kind: Kind
 ) -> dict[ParameterPath, TensorEntry]:
     found, findings = _found(checkpoint, wanted, kind)
-    if _HEAD not in wanted:
+    if kind == "target" and _HEAD not in wanted:
         findings += _drop_tied_head(found)
     stored = {path: Stored(e.name, e.file.name, e.shape) for path, e in found.items()}
     in_file = {p: s[::-1] if names.is_transposed(p) else s for p, s in wanted.items()}
@@ -140,7 +146,7 @@ def read(
     """Reads the selected tensors one by one; returns the module with real parameters.
 
     Args:
-        dtype: what every parameter becomes; None keeps what the file holds.
+        dtype: what every parameter becomes but offsets, which are int32; None keeps the file's.
         mesh: divides parameters as `names.sharding_for` says; None puts them on the default device.
 
     Raises:
@@ -148,7 +154,9 @@ def read(
     """
     shardings = _shardings(entries, mesh)  # all of them before the first byte is read
     values = {
-        path: _place(entry, names.is_transposed(path), dtype, shardings[path])
+        path: _place_index(entry, shardings[path])
+        if names.is_index(path)
+        else _place(entry, names.is_transposed(path), dtype, shardings[path])
         for path, entry in entries.items()
     }
     return filled(module, values)
@@ -230,7 +238,7 @@ def _found(
     findings: list[str] = []
     for name, entry in checkpoint.tensors.items():
         path, where = names.parameter_path(name), f"tensor {name} in {entry.file.name}"
-        if names.is_ignored(name):
+        if names.is_ignored(name) or _says_nothing(path, entry, wanted):
             continue
         if reason := names.unsupported(name, kind):
             findings.append(f"{where}: {reason}")
@@ -238,9 +246,17 @@ def _found(
             findings.append(f"{where} is there a second time as {found[path].name}")
         else:
             found[path] = entry
-            if path in wanted and (problem := dtype_problem(entry)):
+            dtypes = INDEX_DTYPES if names.is_index(path) else DTYPES
+            if path in wanted and (problem := dtype_problem(entry, dtypes)):
                 findings.append(f"{where}: {problem}")
     return found, findings
+
+
+def _says_nothing(
+    path: ParameterPath, entry: TensorEntry, wanted: Mapping[ParameterPath, tuple[int, ...]]
+) -> bool:
+    """Offsets of 0 where the draft vocabulary is the whole one."""
+    return names.is_index(path) and path not in wanted and not entry.open_index().any()
 
 
 def _drop_tied_head(found: dict[ParameterPath, TensorEntry]) -> list[str]:
@@ -305,6 +321,10 @@ def _place(
 
     array = jax.make_array_from_callback(view.shape, sharding, block, dtype=wanted)
     return array.block_until_ready()
+
+
+def _place_index(entry: TensorEntry, sharding: NamedSharding | None) -> jax.Array:
+    return jax.device_put(entry.open_index().astype(np.int32), sharding).block_until_ready()
 
 
 def _owned(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
