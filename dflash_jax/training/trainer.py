@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dflash_jax.errors import ConfigError
 from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.training import batches, step
 from dflash_jax.training.blocks import BlockBatch
@@ -70,10 +71,16 @@ def train(
         begin_with: a float32 drafter to go on from instead of `options.init`; its config holds.
 
     Raises:
-        ConfigError: options that do not fit the target, or a resume with other options or data.
+        ConfigError: options that do not fit the target, or a resume with other options or data; or
+            a drafter to begin with that has a vocabulary or tables of its own.
         TrainingError: a loss or gradient that is not finite; names step, documents and tensor.
     """
     config = drafter_config(target.config, options) if begin_with is None else begin_with.config
+    if config.draft_vocab_size or config.has_embed_tokens or config.has_lm_head:
+        raise ConfigError(
+            "a drafter with a reduced vocabulary or its own embedding or head is not trained: begin "
+            "with the one that borrows them, and reduce the vocabulary afterwards"
+        )
     drafter = begin_with or start_drafter(config, target, init=options.init, seed=options.seed)
     data = {
         "documents_sha256": _documents_hash(documents),

@@ -1,9 +1,9 @@
 """A folder of safetensors files as one checkpoint, read into a module.
 
 Single file or shards with an index; every disagreement between index, shards and config is an error
-that names tensor and file, all of them at once. Tensors go from the memory map to the device one
-by one: no second copy of the model exists at any time. The file format is `files.py`, writing
-`save.py`; what is compared with what, `match.py`; which model a folder holds, `load.py`.
+that names tensor and file, all of them at once. Tensors go to the device one by one (`place.py`).
+The file format is `files.py`, writing `save.py`; what is compared with what, `match.py`; which
+model a folder holds, `load.py`.
 """
 
 import json
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
@@ -29,6 +28,7 @@ from dflash_jax.weights.files import (
 )
 from dflash_jax.weights.match import Model, Stored, compare, filled, refuse, wanted_shapes
 from dflash_jax.weights.names import Kind, ParameterPath
+from dflash_jax.weights.place import place, place_index
 
 __all__ = [
     "Checkpoint",
@@ -154,9 +154,9 @@ def read(
     """
     shardings = _shardings(entries, mesh)  # all of them before the first byte is read
     values = {
-        path: _place_index(entry, shardings[path])
+        path: place_index(entry, shardings[path])
         if names.is_index(path)
-        else _place(entry, names.is_transposed(path), dtype, shardings[path])
+        else place(entry, names.is_transposed(path), dtype, shardings[path])
         for path, entry in entries.items()
     }
     return filled(module, values)
@@ -297,42 +297,3 @@ def _shardings(
         return dict.fromkeys(entries)
     shapes = stored_shapes(entries)
     return {path: names.sharding_for(path, shape, mesh) for path, shape in shapes.items()}
-
-
-def _place(
-    entry: TensorEntry,
-    transposed: bool,
-    dtype: DTypeLike | None,
-    sharding: NamedSharding | None,
-) -> jax.Array:
-    """One tensor on its device or devices; only it is in host memory meanwhile."""
-    view = entry.open()
-    view = view.T if transposed else view
-    wanted = view.dtype if dtype is None else np.dtype(dtype)
-    if sharding is None:
-        return jax.device_put(_owned(view, wanted)).block_until_ready()
-    blocks: dict[str, np.ndarray] = {}
-
-    def block(index: tuple[slice, ...] | None) -> np.ndarray:
-        key = repr(index)  # devices that hold the same block (replicas) share one host array
-        if key not in blocks:
-            blocks[key] = _owned(view[index], wanted)
-        return blocks[key]
-
-    array = jax.make_array_from_callback(view.shape, sharding, block, dtype=wanted)
-    return array.block_until_ready()
-
-
-def _place_index(entry: TensorEntry, sharding: NamedSharding | None) -> jax.Array:
-    return jax.device_put(entry.open_index().astype(np.int32), sharding).block_until_ready()
-
-
-def _owned(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The values in `dtype`, in memory that JAX may keep.
-
-    A CPU device adopts a contiguous host array without copying it, so a map of the file must be
-    copied first: the file may change or go. A transposed map is laid out anew by `device_put`.
-    """
-    if view.dtype != dtype:
-        return view.astype(dtype)
-    return np.array(view) if view.flags.c_contiguous else view

@@ -26,7 +26,7 @@ from dflash_jax.weights.safetensors import INDEX, SINGLE
 # The size at which published checkpoints are usually split.
 MAX_SHARD_BYTES = 5 * 10**9
 
-_CODES = {dtype: code for code, dtype in (DTYPES | INDEX_DTYPES).items()}
+_CODES = {dtype: code for code, dtype in {**DTYPES, **INDEX_DTYPES}.items()}
 
 
 class Outgoing(NamedTuple):

@@ -66,9 +66,10 @@ def for_target(drafter: DFlashDrafter, target: Target) -> DFlashDrafter:
         CheckpointError: an id that the target does not have.
         ConfigError: the mesh does not divide the rows evenly.
     """
-    config, values = drafter.config, dict(parameters(drafter))
+    config = drafter.config
     if config.draft_vocab_size is None:
         return drafter
+    values: dict[ParameterPath, Any] = dict(parameters(drafter))
     offsets, abstract = values[DRAFT_OFFSETS], isinstance(values[DRAFT_OFFSETS], _Shape)
     if not abstract:
         _refuse(draft_ids(np.asarray(offsets)), target.config.vocab_size, "the drafter")
@@ -89,9 +90,7 @@ def for_target(drafter: DFlashDrafter, target: Target) -> DFlashDrafter:
 def rebuilt(config: DrafterConfig, values: Mapping[ParameterPath, Any]) -> DFlashDrafter:
     """A drafter of these parameters; more of them than the config asks for are left out."""
     # The dtype of a shape is never read: the values bring theirs.
-    abstract = nnx.eval_shape(
-        lambda: build_drafter(config, dtype=jnp.float32, rngs=nnx.Rngs(0))
-    )
+    abstract = nnx.eval_shape(lambda: build_drafter(config, dtype=jnp.float32, rngs=nnx.Rngs(0)))
     return filled(abstract, values)
 
 
