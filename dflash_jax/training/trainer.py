@@ -78,8 +78,8 @@ def train(
     config = drafter_config(target.config, options) if begin_with is None else begin_with.config
     if config.draft_vocab_size or config.has_embed_tokens or config.has_lm_head:
         raise ConfigError(
-            "a drafter with a reduced vocabulary or its own embedding or head is not trained: begin "
-            "with the one that borrows them, and reduce the vocabulary afterwards"
+            "a drafter with a reduced vocabulary or its own embedding or head is not trained: "
+            "begin with the one that borrows them, and reduce the vocabulary afterwards"
         )
     drafter = begin_with or start_drafter(config, target, init=options.init, seed=options.seed)
     data = {

@@ -37,12 +37,18 @@ class Stored(NamedTuple):
 
 def parameters(module: nnx.Module) -> dict[ParameterPath, jax.Array]:
     """Every parameter of a real module by path."""
-    return _leaves(module)
+    return leaves(module)
+
+
+def leaves(module: nnx.Module) -> dict[ParameterPath, Any]:
+    """The same of any module: arrays, or shapes where it is abstract."""
+    flat = nnx.to_flat_state(nnx.state(module))
+    return {_path(keys): leaf.get_value() for keys, leaf in flat}
 
 
 def wanted_shapes(module: nnx.Module) -> dict[ParameterPath, tuple[int, ...]]:
     """Path and shape of every parameter of an abstract (or real) module."""
-    return {path: tuple(value.shape) for path, value in _leaves(module).items()}
+    return {path: tuple(value.shape) for path, value in leaves(module).items()}
 
 
 def filled(
@@ -87,11 +93,6 @@ def compare(
         if path not in wanted
     ]
     return findings
-
-
-def _leaves(module: nnx.Module) -> dict[ParameterPath, Any]:
-    flat = nnx.to_flat_state(nnx.state(module))
-    return {_path(keys): leaf.get_value() for keys, leaf in flat}
 
 
 def _path(keys: Iterable[Any]) -> ParameterPath:

@@ -20,7 +20,7 @@ from dflash_jax.config import DrafterConfig
 from dflash_jax.errors import CheckpointError, ConfigError
 from dflash_jax.models import DFlashDrafter, Target, build_drafter
 from dflash_jax.weights import names
-from dflash_jax.weights.match import filled, parameters
+from dflash_jax.weights.match import filled, leaves, parameters
 from dflash_jax.weights.names import DRAFT_FLAGS, DRAFT_OFFSETS, ParameterPath
 from dflash_jax.weights.safetensors import Checkpoint, has_weights
 
@@ -69,13 +69,13 @@ def for_target(drafter: DFlashDrafter, target: Target) -> DFlashDrafter:
     config = drafter.config
     if config.draft_vocab_size is None:
         return drafter
-    values: dict[ParameterPath, Any] = dict(parameters(drafter))
+    values = leaves(drafter)
     offsets, abstract = values[DRAFT_OFFSETS], isinstance(values[DRAFT_OFFSETS], _Shape)
     if not abstract:
         _refuse(draft_ids(np.asarray(offsets)), target.config.vocab_size, "the drafter")
     if config.has_lm_head:
         return drafter
-    head = parameters(target)[EMBEDDING if target.config.tie_word_embeddings else HEAD]
+    head = leaves(target)[EMBEDDING if target.config.tie_word_embeddings else HEAD]
     rows = (config.draft_vocab_size, config.hidden_size)
     sharding = None
     if isinstance(head.sharding, NamedSharding):
