@@ -124,7 +124,7 @@ def test_a_sampled_row_follows_the_target_over_ids_that_are_never_drafted(tmp_pa
     assert counts.sum() == 16 * 80 and np.all(expected > 5)
     assert np.sum((counts - expected) ** 2 / expected) < CHI_SQUARE_LIMIT
     drafted = {token for last in batch.last_rounds.values() for token in last.drafts}
-    assert drafted == {0, 2}
+    assert drafted <= {0, 2}
     assert sum(row.stats.num_accepted_drafts for row in rows) > 128
 
 
