@@ -148,8 +148,11 @@ def test_a_block_of_eight_gives_seven_drafts_or_eight_from_the_anchor():
          "sliding_window": 2048, "use_sliding_window": True},
         {**DRAFTER, "layer_types": ["sliding_attention"] * 5, "sliding_window": 2048,
          "use_sliding_window": True, "is_causal": False},
+        {**with_dflash(draft_vocab_size=32000), "block_size": 8},
+        with_dflash(draft_vocab_size=32000, has_embed_tokens=True, has_lm_head=True),
     ],
-    ids=["plain", "changed", "anchored", "narrow", "llama3", "yarn", "window", "both ways"],
+    ids=["plain", "changed", "anchored", "narrow", "llama3", "yarn", "window", "both ways",
+         "few ids", "own tables"],
 )  # fmt: skip
 def test_a_drafter_config_comes_back_from_its_own_json(raw):
     """Fault 92: block size and convention among the rest."""
@@ -166,7 +169,6 @@ def test_a_drafter_config_comes_back_from_its_own_json(raw):
         ("gru_hidden_dim", 1024, "Domino"),
         ("use_swa", True, "use_swa"),
         ("attention_sink_bias", True, "sinks"),
-        ("draft_vocab_size", 32000, "d2t"),
         ("final_logit_softcapping", 30.0, "soft-capping"),
         ("output_multiplier", 2.0, "multiplier"),
         ("input_embedding_scale", 64.0, "embedding scale"),
@@ -177,6 +179,17 @@ def test_features_without_code_here_are_refused_by_name(key, value, named):
         with pytest.raises(dj.ConfigError) as refused:
             drafter(raw)
         assert key in str(refused.value) and named in str(refused.value)
+
+
+@pytest.mark.parametrize("size", [-1, 151937, 32000.0, True])
+def test_a_draft_vocabulary_that_no_target_has_is_refused_with_both_numbers(size):
+    with pytest.raises(dj.ConfigError, match=rf"draft_vocab_size={size}: .*from 1 to .* 151936"):
+        drafter(with_dflash(draft_vocab_size=size))
+
+
+def test_a_draft_vocabulary_of_its_own_is_read_and_the_whole_one_is_none():
+    assert drafter(with_dflash(draft_vocab_size=32000)).draft_vocab_size == 32000
+    assert drafter(with_dflash(draft_vocab_size=151936)).draft_vocab_size is None
 
 
 @pytest.mark.parametrize(

@@ -136,19 +136,27 @@ def test_an_untied_target_without_a_head_is_refused_naming_tensor_and_flag(llama
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "dtype"),
+    ("name", "shape", "dtype", "setting"),
     [
-        ("d2t", (32,), np.int64),
-        ("t2d", (256,), np.bool_),
-        ("lm_head.weight", (32, 48), np.float32),
-        ("embed_tokens.weight", (256, 48), np.float32),
+        ("d2t", (32,), np.int64, "draft_vocab_size"),
+        ("lm_head.weight", (32, 48), np.float32, "has_lm_head=true"),
+        ("embed_tokens.weight", (256, 48), np.float32, "has_embed_tokens=true"),
     ],
 )
-def test_a_drafter_with_a_vocabulary_of_its_own_is_refused(tmp_path, name, shape, dtype):
-    """Fault 78."""
+def test_a_table_of_the_drafters_own_is_never_left_aside(tmp_path, name, shape, dtype, setting):
+    """Fault 78: a config that does not say so is refused; the target's is not taken instead."""
     tensors = golden_tensors("llama-tiny", "drafter") | {name: np.ones(shape, dtype)}
     config = golden_config("llama-tiny", "drafter")
     message = message_of(write_single(tmp_path / "drafter", config, tensors), "drafter")
-    assert f"tensor {name} in {SINGLE}" in message
-    assert "reduced draft vocabulary (d2t) is not supported" in message
+    assert f"tensor {name} in {SINGLE} is unexpected" in message and setting in message
     assert "1 problem:" in message
+
+
+def test_offsets_of_a_whole_vocabulary_say_nothing_and_are_left_out(tmp_path):
+    """A published drafter of the whole vocabulary has offsets of 0 and every flag set."""
+    plain = golden_tensors("llama-tiny", "drafter")
+    size = golden_config("llama-tiny", "drafter")["vocab_size"]
+    whole = {"d2t": np.zeros(size, np.int64), "t2d": np.ones(size, np.bool_)}
+    config = golden_config("llama-tiny", "drafter")
+    folder = write_single(tmp_path / "drafter", config, plain | whole)
+    assert_same(load(folder, "drafter"), plain)

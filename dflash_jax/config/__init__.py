@@ -11,6 +11,7 @@ from dflash_jax.config.geometry import LAYER_TYPES
 from dflash_jax.config.reading import read_config
 from dflash_jax.config.rope import ROPE_TYPES, RopeConfig
 from dflash_jax.config.serve import DTYPES, ResolvedConfig, ServeConfig
+from dflash_jax.config.speculators import Verifier, is_speculators, to_speculators
 from dflash_jax.config.target import TARGET_TYPES, TargetConfig
 
 __all__ = [
@@ -23,6 +24,9 @@ __all__ = [
     "RopeConfig",
     "ServeConfig",
     "TargetConfig",
+    "Verifier",
+    "is_speculators",
     "layer_ids_by_rule",
     "read_config",
+    "to_speculators",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 from dflash_jax.config.geometry import LAYER_TYPES, common_fields
 from dflash_jax.config.reading import positive, read_config
 from dflash_jax.config.rope import RopeConfig
+from dflash_jax.config.speculators import from_speculators, is_speculators
 from dflash_jax.errors import ConfigError
 
 # Drafter features that change the arithmetic and that this build has no code for.
@@ -18,7 +19,6 @@ UNSUPPORTED_DRAFTER_KEYS = {
     "gru_hidden_dim": "a Domino head",
     "use_swa": "symmetric sliding windows (use_swa)",
     "attention_sink_bias": "attention sinks",
-    "draft_vocab_size": "a reduced draft vocabulary (d2t)",
     "final_logit_softcapping": "logit soft-capping",
     "output_multiplier": "an output multiplier",
     "input_embedding_scale": "an input embedding scale",
@@ -44,6 +44,10 @@ class DrafterConfig:
     `block_size` counts the slots of a trained block. `predicts_from_anchor` says which convention
     holds: False: slot 0 is the given anchor and slots 1 … give drafts (block_size - 1 of them);
     True: every slot predicts the token after it (block_size drafts).
+
+    `draft_vocab_size` is how many of the target's ids a drafter can propose; None: all of them.
+    Which ones, the tensor `d2t` says. `has_embed_tokens` and `has_lm_head` say whether the weights
+    bring an embedding and a head; else they are the target's (of a head the rows that `d2t` names).
     """
 
     vocab_size: int
@@ -65,15 +69,22 @@ class DrafterConfig:
     num_target_layers: int | None
     target_hidden_size: int
     predicts_from_anchor: bool
+    draft_vocab_size: int | None = None
+    has_embed_tokens: bool = False
+    has_lm_head: bool = False
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "DrafterConfig":
-        """Parses a z-lab DFlash `config.json`; `dflash_config` is read first, then the top level.
+        """Parses a DFlash `config.json` of either published layout, z-lab or speculators.
+
+        In the z-lab layout `dflash_config` is read first, then the top level.
 
         Raises:
             ConfigError: a key that must be there is absent from both places, or a feature that
                 this build does not support is asked for.
         """
+        if is_speculators(raw):
+            raw = from_speculators(raw)
         nested = raw.get("dflash_config") or {}
         both = {**raw, **{k: v for k, v in nested.items() if v is not None}}
         _refuse_unsupported(both)
@@ -91,6 +102,9 @@ class DrafterConfig:
             num_target_layers=both.get("num_target_layers"),
             target_hidden_size=both.get("target_hidden_size") or common["hidden_size"],
             predicts_from_anchor=bool(both.get("sample_from_anchor", both.get("shift_label"))),
+            draft_vocab_size=_draft_vocab_size(both, common["vocab_size"]),
+            has_embed_tokens=bool(both.get("has_embed_tokens", False)),
+            has_lm_head=bool(both.get("has_lm_head", False)),
         )
 
     @classmethod
@@ -116,6 +130,12 @@ class DrafterConfig:
         extra |= (
             {} if self.causal == tuple(map(bool, self.windows)) else {"is_causal": self.causal[0]}
         )
+        # Ours: the published layout has no vocabulary, embedding or head of the drafter's own.
+        extra |= {
+            name: value
+            for name in ("draft_vocab_size", "has_embed_tokens", "has_lm_head")
+            if (value := getattr(self, name))
+        }
         return {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
@@ -168,8 +188,6 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
 
 def _neutral(raw: Mapping[str, Any], key: str) -> bool:
     """Values that leave the arithmetic of DFlash v1 as it is."""
-    if key == "draft_vocab_size":
-        return raw[key] == raw.get("vocab_size")
     return key in ("output_multiplier", "input_embedding_scale") and raw[key] == 1.0
 
 
@@ -196,6 +214,19 @@ def _layer_ids(raw: Mapping[str, Any]) -> tuple[int, ...]:
             f"num_target_layers={depth}: ids run from 0 to {depth - 1}"
         )
     return ids
+
+
+def _draft_vocab_size(raw: Mapping[str, Any], vocab_size: int) -> int | None:
+    """None where the draft vocabulary is the whole one."""
+    size = raw.get("draft_vocab_size")
+    if size in (None, 0, vocab_size):
+        return None
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size < vocab_size:
+        raise ConfigError(
+            f"draft_vocab_size={size!r}: a whole number from 1 to the vocabulary's {vocab_size} is "
+            "needed"
+        )
+    return size
 
 
 def _mask_id(raw: Mapping[str, Any], vocab_size: int) -> int:

@@ -19,7 +19,6 @@ from dflash_jax.arena.paged import table_rows
 from dflash_jax.arena.rows import slot_lengths
 from dflash_jax.decoding.sampling import greedy_tokens
 from dflash_jax.models.drafter import DFlashDrafter
-from dflash_jax.models.layers import embed_ids, unembed
 from dflash_jax.models.target import Target
 
 
@@ -107,13 +106,16 @@ class BlockDrafter:
         lengths, pages = slot_lengths(arena.lengths, slots), None
         if self.table is not None:
             pages = table_rows(self.table, slots, arena.layers)
-        embeddings = embed_ids(self.target.embedding, ids)
+        embeddings = self.model.embed(ids, self.target.embedding)
         hidden = self.model.block_hidden_cached(
             embeddings, lengths, context_rows(arena, self.piece, pages=pages)
         )
         # Slot 0 is the anchor and predicts nothing, unless the drafter was trained to.
         drafted = hidden[:, self.first : self.first + self.draft_len]
-        tokens = greedy_tokens(unembed(drafted, self.target.head, self.target.config.vocab_size))
+        vocab_size = self.target.config.vocab_size
+        logits = self.model.logits(drafted, self.target.head, vocab_size)
+        # A reduced vocabulary narrows what is proposed; what is verified is the target's own.
+        tokens = self.model.target_ids(greedy_tokens(logits))
         alive = (slots < arena.lengths.shape[0]) & self.follows(arena, slots)
         return Proposal(tokens, jnp.where(alive, self.draft_len, 0).astype(jnp.int32), None)
 

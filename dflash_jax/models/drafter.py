@@ -2,7 +2,8 @@
 
 Context keys and values are per-layer projections of hidden_norm(fc(features)); the block (anchor +
 masks) attends to context and to itself, both ways, and nothing of it is ever stored. Embedding and
-head are borrowed from the target. Source: DFlash (2602.06036) and its published checkpoints.
+head are borrowed from the target, unless the checkpoint brings its own; a reduced draft vocabulary
+(`d2t`) has a head of few rows. Source: DFlash (2602.06036) and its published checkpoints.
 """
 
 from collections.abc import Sequence
@@ -16,12 +17,16 @@ from dflash_jax.arena.rows import ArenaRows, KeyValues
 from dflash_jax.config import DrafterConfig
 from dflash_jax.models.attention import CachedRows, Part, pass_mask, prefix_mask
 from dflash_jax.models.block import Block
-from dflash_jax.models.layers import Linear, RMSNorm, embed_ids, unembed
+from dflash_jax.models.layers import Embedding, Linear, RMSNorm, embed_ids, unembed
 from dflash_jax.models.rotary import rotations
 
 
 class DFlashDrafter(nnx.Module):
-    """A block-diffusion drafter with the tensor names of the published z-lab layout."""
+    """A block-diffusion drafter with the tensor names of the published layouts.
+
+    `d2t` int32 [c] is there with a reduced vocabulary: offsets, draft id i stands for the target's
+    id i + d2t[i]. `embed_tokens` [v, e] and `lm_head` [c or v, e] are there where they are its own.
+    """
 
     def __init__(self, config: DrafterConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.config = config
@@ -46,6 +51,53 @@ class DFlashDrafter(nnx.Module):
             for _ in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        size, rows = config.hidden_size, config.draft_vocab_size
+        if config.has_embed_tokens:
+            self.embed_tokens = Embedding(config.vocab_size, size, dtype=dtype, rngs=rngs)
+        if config.has_lm_head:
+            self.lm_head = Embedding(rows or config.vocab_size, size, dtype=dtype, rngs=rngs)
+        if rows is not None:
+            self.d2t = nnx.Variable(jnp.zeros((rows,), jnp.int32))
+
+    def embed(self, ids: Int[Array, "b w"], borrowed: Float[Array, "r e"]) -> Float[Array, "b w e"]:
+        """Embeddings of a block by its own table, or by the target's."""
+        if not self.config.has_embed_tokens:
+            return embed_ids(borrowed, ids)
+        # The target may have padded ids beyond this table; what is drafted after one is no matter.
+        return self.embed_tokens.weight[...].at[ids].get(mode="clip")
+
+    def logits(
+        self, hidden: Float[Array, "b t e"], borrowed: Float[Array, "r e"], vocab_size: int
+    ) -> Float[Array, "b t c"]:
+        """Float32 logits over the draft vocabulary: c of its ids, or the target's `vocab_size`.
+
+        Args:
+            borrowed: the target's head; not read where the drafter has its own.
+        """
+        rows = self.config.draft_vocab_size
+        if self.config.has_lm_head:
+            own = min(vocab_size, self.config.vocab_size) if rows is None else rows
+            return unembed(hidden, self.lm_head.weight[...], own)
+        if rows is None:
+            return unembed(hidden, borrowed, vocab_size)
+        # `weights/vocabulary.py` gathers these rows once; without it they are gathered each time.
+        few = borrowed.at[self.draft_ids].get(mode="promise_in_bounds")
+        return unembed(hidden, few, rows)
+
+    @property
+    def draft_ids(self) -> Int[Array, " c"]:
+        """The target's id of each draft id; only with a reduced vocabulary.
+
+        Worked example: d2t [0, 1, 1, 5] stands for the ids [0, 2, 3, 8].
+        """
+        offsets = self.d2t[...]
+        return offsets + jnp.arange(offsets.shape[0], dtype=jnp.int32)
+
+    def target_ids(self, tokens: Int[Array, "b t"]) -> Int[Array, "b t"]:
+        """The target's ids of draft ids."""
+        if self.config.draft_vocab_size is None:
+            return tokens
+        return self.draft_ids.at[tokens].get(mode="promise_in_bounds")
 
     def context_kv(
         self, features: Float[Array, "b t ae"], positions: Int[Array, "b t"]
@@ -123,14 +175,14 @@ class DFlashDrafter(nnx.Module):
         positions: Int[Array, "*b w"],
         embed: Float[Array, "r e"],
         head: Float[Array, "r e"],
-    ) -> tuple[Float[Array, "*b w e"], Float[Array, "*b w v"]]:
-        """Hidden states and logits of one block after a context of s tokens.
+    ) -> tuple[Float[Array, "*b w e"], Float[Array, "*b w c"]]:
+        """Hidden states and logits over the draft vocabulary of one block after s tokens.
 
         Args:
             features: tapped target features of the s tokens right before the block.
             block_ids: anchor and masks.
             positions: positions of the block's slots; the context sits right before the first.
-            embed, head: the target's tables [v, e].
+            embed, head: the target's tables [v, e]; not read where the drafter has its own.
 
         Slot 0 is the anchor: its logits are unused unless the drafter predicts from the anchor.
         """
@@ -146,8 +198,8 @@ class DFlashDrafter(nnx.Module):
         seen = [prefix_mask(lengths, size, local, window) for window in self.config.windows]
         among = self.block_masks(slots.shape[1])
         context = self.context_kv(rows, context_positions)
-        hidden = self.block_hidden(embed_ids(embed, ids), slots, context, seen, among)
-        logits = unembed(hidden, head, self.config.vocab_size)
+        hidden = self.block_hidden(self.embed(ids, embed), slots, context, seen, among)
+        logits = self.logits(hidden, head, self.config.vocab_size)
         return (hidden[0], logits[0]) if single else (hidden, logits)
 
 

@@ -32,17 +32,34 @@ def target_shapes(config: TargetConfig) -> Shapes:
 
 
 def drafter_shapes(config: DrafterConfig) -> Shapes:
-    """Shape of every parameter of a drafter by path; embedding and head are the target's."""
+    """Shape of every parameter of a drafter by path, as its checkpoint has them.
+
+    Embedding and head are the target's and not in here, unless the config says that it has them.
+    """
     width = config.hidden_size
     shapes: Shapes = {
         ("fc", "weight"): (len(config.target_layer_ids) * config.target_hidden_size, width),
         ("hidden_norm", "weight"): (width,),
         ("norm", "weight"): (width,),
     }
+    rows = config.draft_vocab_size or config.vocab_size
+    if config.has_embed_tokens:
+        shapes["embed_tokens", "weight"] = (config.vocab_size, width)
+    if config.has_lm_head:
+        shapes["lm_head", "weight"] = (rows, width)
+    if config.draft_vocab_size is not None:
+        shapes[("d2t",)] = (rows,)
     bias = config.attention_bias
     for layer in range(config.num_hidden_layers):
         shapes |= _block(layer, config, qkv_bias=bias, o_bias=bias, mlp_bias=False, qk_norm=True)
     return shapes
+
+
+def gathered_head(config: DrafterConfig) -> Shapes:
+    """The rows of the target's head that a reduced draft vocabulary gathers when it is loaded."""
+    if config.draft_vocab_size is None or config.has_lm_head:
+        return {}
+    return {("lm_head", "weight"): (config.draft_vocab_size, config.hidden_size)}
 
 
 def features_bytes(tokens: int, num_taps: int, hidden_size: int, dtype_bytes: int) -> int:

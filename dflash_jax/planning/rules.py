@@ -20,15 +20,15 @@ def wrong_pair(target: TargetConfig, drafter: DrafterConfig) -> list[str]:
             f"the drafter taps block {max(drafter.target_layer_ids)} and the target's blocks are 0 "
             f"to {depth - 1}: choose the drafter of this target"
         )
-    for name, theirs in (
-        ("target_hidden_size", drafter.target_hidden_size),
-        ("hidden_size", drafter.hidden_size),
+    borrows = not (drafter.has_embed_tokens and drafter.has_lm_head)
+    for name, theirs, why in (
+        ("target_hidden_size", drafter.target_hidden_size, "reads the target's hidden states"),
+        ("hidden_size", drafter.hidden_size, "borrows the target's embedding and head"),
     ):
-        if theirs != target.hidden_size:
+        if theirs != target.hidden_size and (borrows or name != "hidden_size"):
             findings.append(
                 f"the drafter's {name} is {theirs} and the target's width is "
-                f"{target.hidden_size}: it borrows the target's embedding and head, so both must "
-                "be equal"
+                f"{target.hidden_size}: it {why}, so both must be equal"
             )
     return findings
 
@@ -43,7 +43,7 @@ def wrong_vocabulary(
     """
     rows = max(target_rows or 0, target.vocab_size)
     findings = []
-    if drafter.mask_token_id >= rows:
+    if drafter.mask_token_id >= rows and not drafter.has_embed_tokens:
         findings.append(
             f"the drafter's mask_token_id {drafter.mask_token_id} has no row in the target's "
             f"embedding of {rows}: choose the drafter of this target"

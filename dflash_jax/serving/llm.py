@@ -45,6 +45,7 @@ from dflash_jax.serving.row import Row
 from dflash_jax.serving.stopping import end_ids
 from dflash_jax.serving.text import Tokenizer
 from dflash_jax.weights.load import check_files, load_drafter, load_target, unloaded
+from dflash_jax.weights.vocabulary import for_target
 
 logger = logging.getLogger(__name__)
 
@@ -376,7 +377,7 @@ def _check_files(pair: Pair, config: ResolvedConfig) -> None:
     """Whether the weights to be loaded fit their configs; starts no backend."""
     check_files(pair.target, "target")
     if config.drafter is not None and pair.drafter is not None:
-        check_files(pair.drafter, "drafter")
+        check_files(pair.drafter, "drafter", vocab_size=config.target.vocab_size)
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
@@ -405,6 +406,7 @@ def _compile(
     method = None
     if config.drafter is not None and pair.drafter is not None:
         method = unloaded(pair.drafter, "drafter", dtype=config.dtype, mesh=config.mesh)
+        method = for_target(method, model)
     return compile_engine(config, model, method, progress)
 
 
@@ -420,6 +422,7 @@ def _load(config: ResolvedConfig, pair: Pair, progress: Progress | None) -> tupl
     if config.drafter is None or pair.drafter is None:
         return model, None
     method = load_drafter(pair.drafter, dtype=config.dtype, mesh=config.mesh)
+    method = for_target(method, model)
     if progress is not None:
         progress("load", 2, total)
     return model, method

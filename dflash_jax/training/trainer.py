@@ -82,13 +82,19 @@ def train(
 
     Raises:
         ConfigError: options that do not fit the target or each other, or a resume with other
-            options or data.
+            options or data; or a drafter to begin with that has a vocabulary or tables of its own.
         TrainingError: a loss or gradient that is not finite; names step, documents and tensor.
     """
     if begin_with is not None:
-        options = options.with_shape_of(begin_with.config)
-        if findings := rules.wrong_pair(target.config, begin_with.config):
+        given = begin_with.config
+        options = options.with_shape_of(given)
+        if findings := rules.wrong_pair(target.config, given):
             raise ConfigError("; ".join(findings))
+        if given.draft_vocab_size or given.has_embed_tokens or given.has_lm_head:
+            raise ConfigError(
+                "a drafter with a reduced vocabulary or its own embedding or head is not trained: "
+                "begin with the one that borrows them, and reduce the vocabulary afterwards"
+            )
     shardings = None if mesh is None else step.shardings_of(mesh)
     check_options(options, 1 if mesh is None else mesh.shape[step.DATA_AXIS])
     drafter = begin_with or start_drafter(

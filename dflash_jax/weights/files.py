@@ -30,6 +30,12 @@ DTYPES: Mapping[str, np.dtype] = {
     "F8_E4M3": np.dtype(jnp.float8_e4m3fn),
     "F8_E5M2": np.dtype(jnp.float8_e5m2),
 }
+# Buffers of whole numbers and flags; no parameter of a model has one of these.
+INDEX_DTYPES: Mapping[str, np.dtype] = {
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "BOOL": np.dtype(np.bool_),
+}
 # Sizes of everything else that the format knows, so that its offsets can be checked.
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16,
@@ -55,18 +61,29 @@ class TensorEntry(NamedTuple):
         Raises:
             CheckpointError: the dtype cannot be a parameter.
         """
-        if self.dtype not in DTYPES:
-            raise CheckpointError(f"{self.file.name}: tensor {self.name}: {dtype_problem(self)}")
+        return self._map(DTYPES)
+
+    def open_index(self) -> np.ndarray:
+        """The same of a buffer of whole numbers or flags.
+
+        Raises:
+            CheckpointError: the dtype is neither.
+        """
+        return self._map(INDEX_DTYPES)
+
+    def _map(self, dtypes: Mapping[str, np.dtype]) -> np.ndarray:
+        if problem := dtype_problem(self, dtypes):
+            raise CheckpointError(f"{self.file.name}: tensor {self.name}: {problem}")
         if self.nbytes == 0:
-            return np.empty(self.shape, DTYPES[self.dtype])
-        return np.memmap(self.file, DTYPES[self.dtype], "r", self.offset, self.shape)
+            return np.empty(self.shape, dtypes[self.dtype])
+        return np.memmap(self.file, dtypes[self.dtype], "r", self.offset, self.shape)
 
 
-def dtype_problem(entry: TensorEntry) -> str | None:
-    """What is wrong with the entry's dtype, or None if it can be a parameter."""
-    if entry.dtype in DTYPES:
+def dtype_problem(entry: TensorEntry, dtypes: Mapping[str, np.dtype] = DTYPES) -> str | None:
+    """What is wrong with the entry's dtype, or None if it is one of those."""
+    if entry.dtype in dtypes:
         return None
-    return f"unsupported dtype {entry.dtype}; supported: {', '.join(DTYPES)}"
+    return f"unsupported dtype {entry.dtype}; supported: {', '.join(dtypes)}"
 
 
 def read_header(path: str | Path) -> dict[str, TensorEntry]:

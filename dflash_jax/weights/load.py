@@ -18,7 +18,7 @@ from dflash_jax.config import DTYPES, DrafterConfig, TargetConfig, read_config
 from dflash_jax.errors import ConfigError
 from dflash_jax.models import DFlashDrafter, Target, build_drafter, build_target
 from dflash_jax.models.sizes import Shapes, drafter_shapes, target_shapes
-from dflash_jax.weights import names, orbax, safetensors
+from dflash_jax.weights import names, orbax, safetensors, vocabulary
 from dflash_jax.weights.hub import resolve_model
 from dflash_jax.weights.match import filled
 from dflash_jax.weights.names import Kind
@@ -48,13 +48,22 @@ def load_target(
 def load_drafter(
     path: str | Path, *, dtype: str = "auto", mesh: Mesh | None = None, revision: str | None = None
 ) -> DFlashDrafter:
-    """Loads a drafter; arguments and errors as `load_target`. It has no embedding and no head."""
+    """Loads a drafter; arguments and errors as `load_target`.
+
+    It has what its checkpoint has: usually no embedding and no head. `vocabulary.for_target` gives
+    one with a reduced vocabulary its rows of the target's head.
+    """
     folder = resolve_model(path, revision=revision, kind="drafter")
-    return _load(abstract_drafter(folder), folder, "drafter", dtype, mesh)
+    drafter = _load(abstract_drafter(folder), folder, "drafter", dtype, mesh)
+    vocabulary.check_offsets(folder, drafter)
+    return drafter
 
 
-def check_files(folder: str | Path, kind: Kind) -> None:
+def check_files(folder: str | Path, kind: Kind, *, vocab_size: int | None = None) -> None:
     """Whether a folder's weights fit its config, from headers alone; starts no backend.
+
+    Args:
+        vocab_size: of the target that a drafter is for; a reduced draft vocabulary is within it.
 
     Raises:
         CheckpointError: with everything that is missing, too much or different.
@@ -62,6 +71,8 @@ def check_files(folder: str | Path, kind: Kind) -> None:
     if orbax.is_checkpoint(folder):
         return  # its parameters are compared with the config when they are restored
     safetensors.select_shapes(_config_shapes(Path(folder), kind), folder, kind=kind)
+    if kind == "drafter":
+        vocabulary.check_folder(folder, vocab_size)
 
 
 def abstract_target(folder: str | Path) -> Target:
@@ -99,7 +110,9 @@ def unloaded(folder: str | Path, kind: Kind, *, dtype: str, mesh: Mesh | None = 
     wanted = resolve_dtype(dtype, mesh)
     shapes = {
         path: jax.ShapeDtypeStruct(
-            shape, wanted, sharding=None if mesh is None else names.sharding_for(path, shape, mesh)
+            shape,
+            jnp.int32 if names.is_index(path) else wanted,
+            sharding=None if mesh is None else names.sharding_for(path, shape, mesh),
         )
         for path, shape in stored_shapes(folder, kind).items()
     }

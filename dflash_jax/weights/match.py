@@ -19,6 +19,12 @@ from dflash_jax.weights.names import ParameterPath
 Model = TypeVar("Model", bound=nnx.Module)
 
 _SHOWN = 10
+# A drafter's own tables and vocabulary are never left aside for the target's.
+_HINTS: Mapping[ParameterPath, str] = {
+    names.DRAFT_OFFSETS: "; set draft_vocab_size to the length of d2t, in dflash_config",
+    ("lm_head", "weight"): "; set has_lm_head=true in a drafter's dflash_config",
+    ("embed_tokens", "weight"): "; set has_embed_tokens=true in a drafter's dflash_config",
+}
 
 
 class Stored(NamedTuple):
@@ -31,12 +37,18 @@ class Stored(NamedTuple):
 
 def parameters(module: nnx.Module) -> dict[ParameterPath, jax.Array]:
     """Every parameter of a real module by path."""
-    return _leaves(module)
+    return leaves(module)
+
+
+def leaves(module: nnx.Module) -> dict[ParameterPath, Any]:
+    """The same of any module: arrays, or shapes where it is abstract."""
+    flat = nnx.to_flat_state(nnx.state(module))
+    return {_path(keys): leaf.get_value() for keys, leaf in flat}
 
 
 def wanted_shapes(module: nnx.Module) -> dict[ParameterPath, tuple[int, ...]]:
     """Path and shape of every parameter of an abstract (or real) module."""
-    return {path: tuple(value.shape) for path, value in _leaves(module).items()}
+    return {path: tuple(value.shape) for path, value in leaves(module).items()}
 
 
 def filled(
@@ -76,15 +88,11 @@ def compare(
             findings.append(_wrong_shape(path, shape, found[path]))
     findings += [
         f"tensor {stored.name} in {stored.where} is unexpected: the config has no such parameter"
+        + _HINTS.get(path, "")
         for path, stored in found.items()
         if path not in wanted
     ]
     return findings
-
-
-def _leaves(module: nnx.Module) -> dict[ParameterPath, Any]:
-    flat = nnx.to_flat_state(nnx.state(module))
-    return {_path(keys): leaf.get_value() for keys, leaf in flat}
 
 
 def _path(keys: Iterable[Any]) -> ParameterPath:

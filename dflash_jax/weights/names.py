@@ -47,19 +47,16 @@ _AXIS_NAMES = MappingProxyType(
 
 _PREFIX = "model."
 _OUTSIDE_PREFIX = ("lm_head",)
-# Derived from the config at run time; old exports stored them.
+# Derived at run time: frequencies from the config (old exports stored them), and the flags of a
+# reduced draft vocabulary from its offsets.
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"
+DRAFT_FLAGS = "t2d"
+# Offsets of a reduced draft vocabulary: whole numbers, whatever the dtype of the weights.
+DRAFT_OFFSETS: ParameterPath = ("d2t",)
 
 _BOTH: tuple[Kind, ...] = ("target", "drafter")
 _DRAFTER: tuple[Kind, ...] = ("drafter",)
 _UNSUPPORTED: Sequence[tuple[str, tuple[Kind, ...], str]] = (
-    (r"(^|\.)(d2t|t2d)$", _DRAFTER, "a reduced draft vocabulary (d2t) is not supported"),
-    (
-        r"^(lm_head|embed_tokens)\.",
-        _DRAFTER,
-        "the drafter brings its own embedding or head, but this build borrows the target's: a "
-        "reduced draft vocabulary (d2t) is not supported",
-    ),
     (r"(^|\.)markov_head\.", _DRAFTER, "a DSpark Markov head is not supported"),
     (r"(^|\.)confidence_head\.", _DRAFTER, "a confidence head is not supported"),
     (r"(^|\.)candidate_selector\.", _DRAFTER, "a DFlash 2 candidate selector is not supported"),
@@ -108,7 +105,12 @@ def is_transposed(path: ParameterPath) -> bool:
 
 def is_ignored(name: str) -> bool:
     """Whether a tensor may be in a file though no parameter reads it."""
-    return name.endswith(_IGNORED_SUFFIX)
+    return name.endswith(_IGNORED_SUFFIX) or name == DRAFT_FLAGS
+
+
+def is_index(path: ParameterPath) -> bool:
+    """Whether a parameter holds whole numbers (int32 here, int64 in files) and is never cast."""
+    return path == DRAFT_OFFSETS
 
 
 def is_vocabulary(path: ParameterPath) -> bool:

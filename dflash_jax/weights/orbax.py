@@ -109,7 +109,7 @@ def restore(
             stored.name: ocp.ArrayRestoreArgs(
                 sharding=_sharding(path, stored.shape, mesh),
                 global_shape=stored.shape,
-                dtype=np.dtype(arrays[stored.name].dtype if dtype is None else dtype),
+                dtype=_dtype(path, arrays[stored.name].dtype, dtype),
             )
             for path, stored in found.items()
         }
@@ -163,6 +163,10 @@ def _sharding(path: ParameterPath, shape: tuple[int, ...], mesh: Mesh | None) ->
     if mesh is None:
         return SingleDeviceSharding(jax.local_devices()[0])
     return names.sharding_for(path, shape, mesh)
+
+
+def _dtype(path: ParameterPath, recorded: Any, wanted: DTypeLike | None) -> np.dtype:
+    return np.dtype(recorded if wanted is None or names.is_index(path) else wanted)
 
 
 def _config_differences(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

@@ -1,9 +1,9 @@
 """A folder of safetensors files as one checkpoint, read into a module.
 
 Single file or shards with an index; every disagreement between index, shards and config is an error
-that names tensor and file, all of them at once. Tensors go from the memory map to the device one
-by one: no second copy of the model exists at any time. The file format is `files.py`, writing
-`save.py`; what is compared with what, `match.py`; which model a folder holds, `load.py`.
+that names tensor and file, all of them at once. Tensors go to the device one by one (`place.py`).
+The file format is `files.py`, writing `save.py`; what is compared with what, `match.py`; which
+model a folder holds, `load.py`.
 """
 
 import json
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
@@ -20,9 +19,16 @@ from jax.typing import DTypeLike
 
 from dflash_jax.errors import CheckpointError
 from dflash_jax.weights import names
-from dflash_jax.weights.files import TensorEntry, dtype_problem, read_header
+from dflash_jax.weights.files import (
+    DTYPES,
+    INDEX_DTYPES,
+    TensorEntry,
+    dtype_problem,
+    read_header,
+)
 from dflash_jax.weights.match import Model, Stored, compare, filled, refuse, wanted_shapes
 from dflash_jax.weights.names import Kind, ParameterPath
+from dflash_jax.weights.place import place, place_index
 
 __all__ = [
     "Checkpoint",
@@ -115,7 +121,7 @@ def _selected(
     checkpoint: Checkpoint, wanted: Mapping[ParameterPath, tuple[int, ...]], kind: Kind
 ) -> dict[ParameterPath, TensorEntry]:
     found, findings = _found(checkpoint, wanted, kind)
-    if _HEAD not in wanted:
+    if kind == "target" and _HEAD not in wanted:
         findings += _drop_tied_head(found)
     stored = {path: Stored(e.name, e.file.name, e.shape) for path, e in found.items()}
     in_file = {p: s[::-1] if names.is_transposed(p) else s for p, s in wanted.items()}
@@ -140,7 +146,7 @@ def read(
     """Reads the selected tensors one by one; returns the module with real parameters.
 
     Args:
-        dtype: what every parameter becomes; None keeps what the file holds.
+        dtype: what every parameter becomes but offsets, which are int32; None keeps the file's.
         mesh: divides parameters as `names.sharding_for` says; None puts them on the default device.
 
     Raises:
@@ -148,7 +154,9 @@ def read(
     """
     shardings = _shardings(entries, mesh)  # all of them before the first byte is read
     values = {
-        path: _place(entry, names.is_transposed(path), dtype, shardings[path])
+        path: place_index(entry, shardings[path])
+        if names.is_index(path)
+        else place(entry, names.is_transposed(path), dtype, shardings[path])
         for path, entry in entries.items()
     }
     return filled(module, values)
@@ -230,7 +238,7 @@ def _found(
     findings: list[str] = []
     for name, entry in checkpoint.tensors.items():
         path, where = names.parameter_path(name), f"tensor {name} in {entry.file.name}"
-        if names.is_ignored(name):
+        if names.is_ignored(name) or _says_nothing(path, entry, wanted):
             continue
         if reason := names.unsupported(name, kind):
             findings.append(f"{where}: {reason}")
@@ -238,9 +246,17 @@ def _found(
             findings.append(f"{where} is there a second time as {found[path].name}")
         else:
             found[path] = entry
-            if path in wanted and (problem := dtype_problem(entry)):
+            dtypes = INDEX_DTYPES if names.is_index(path) else DTYPES
+            if path in wanted and (problem := dtype_problem(entry, dtypes)):
                 findings.append(f"{where}: {problem}")
     return found, findings
+
+
+def _says_nothing(
+    path: ParameterPath, entry: TensorEntry, wanted: Mapping[ParameterPath, tuple[int, ...]]
+) -> bool:
+    """Offsets of 0 where the draft vocabulary is the whole one."""
+    return names.is_index(path) and path not in wanted and not entry.open_index().any()
 
 
 def _drop_tied_head(found: dict[ParameterPath, TensorEntry]) -> list[str]:
@@ -281,38 +297,3 @@ def _shardings(
         return dict.fromkeys(entries)
     shapes = stored_shapes(entries)
     return {path: names.sharding_for(path, shape, mesh) for path, shape in shapes.items()}
-
-
-def _place(
-    entry: TensorEntry,
-    transposed: bool,
-    dtype: DTypeLike | None,
-    sharding: NamedSharding | None,
-) -> jax.Array:
-    """One tensor on its device or devices; only it is in host memory meanwhile."""
-    view = entry.open()
-    view = view.T if transposed else view
-    wanted = view.dtype if dtype is None else np.dtype(dtype)
-    if sharding is None:
-        return jax.device_put(_owned(view, wanted)).block_until_ready()
-    blocks: dict[str, np.ndarray] = {}
-
-    def block(index: tuple[slice, ...] | None) -> np.ndarray:
-        key = repr(index)  # devices that hold the same block (replicas) share one host array
-        if key not in blocks:
-            blocks[key] = _owned(view[index], wanted)
-        return blocks[key]
-
-    array = jax.make_array_from_callback(view.shape, sharding, block, dtype=wanted)
-    return array.block_until_ready()
-
-
-def _owned(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The values in `dtype`, in memory that JAX may keep.
-
-    A CPU device adopts a contiguous host array without copying it, so a map of the file must be
-    copied first: the file may change or go. A transposed map is laid out anew by `device_put`.
-    """
-    if view.dtype != dtype:
-        return view.astype(dtype)
-    return np.array(view) if view.flags.c_contiguous else view

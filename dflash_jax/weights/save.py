@@ -7,7 +7,7 @@ caller's; reading back is `safetensors.py`.
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from dflash_jax.errors import CheckpointError
 from dflash_jax.weights import names
-from dflash_jax.weights.files import DTYPES
+from dflash_jax.weights.files import DTYPES, INDEX_DTYPES
 from dflash_jax.weights.match import parameters
 from dflash_jax.weights.names import Kind, ParameterPath
 from dflash_jax.weights.safetensors import INDEX, SINGLE
@@ -26,7 +26,7 @@ from dflash_jax.weights.safetensors import INDEX, SINGLE
 # The size at which published checkpoints are usually split.
 MAX_SHARD_BYTES = 5 * 10**9
 
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_CODES = {dtype: code for code, dtype in {**DTYPES, **INDEX_DTYPES}.items()}
 
 
 class Outgoing(NamedTuple):
@@ -50,17 +50,21 @@ def save_parameters(
     kind: Kind,
     dtype: DTypeLike | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    buffers: Sequence[Outgoing] = (),
 ) -> None:
     """Writes `model.safetensors`, or shards with an index above `max_shard_bytes`, into a folder.
 
     Args:
-        dtype: what every parameter becomes in the file; None keeps each one's own.
+        dtype: what every parameter becomes in the file but offsets, which are int64 in every
+            file; None keeps each one's own.
+        buffers: tensors of the layout that are no parameters.
 
     Raises:
         CheckpointError: a dtype that the format, as read here, does not have.
     """
     folder = Path(folder)
     tensors = [_outgoing(path, array, kind, dtype) for path, array in parameters(module).items()]
+    tensors += buffers
     shards = _split(tensors, max_shard_bytes)
     if len(shards) == 1:
         write_file(folder / SINGLE, tensors)
@@ -119,6 +123,8 @@ def _outgoing(
 ) -> Outgoing:
     transposed = names.is_transposed(path)
     wanted = np.dtype(value.dtype if dtype is None else dtype)
+    if names.is_index(path):
+        wanted = np.dtype(np.int64)
 
     def read() -> np.ndarray:
         array = np.asarray(value).astype(wanted, copy=False)

@@ -8,17 +8,20 @@ import os
 from pathlib import Path
 
 from dflash_jax.config import DrafterConfig, TargetConfig
-from dflash_jax.models.sizes import Shapes, drafter_shapes, target_shapes
+from dflash_jax.models.sizes import Shapes, drafter_shapes, gathered_head, target_shapes
 from dflash_jax.weights import orbax
 from dflash_jax.weights.names import (
     MESH_AXES,
     ParameterPath,
+    is_index,
     is_vocabulary,
     logical_axes,
     parameter_path,
 )
 from dflash_jax.weights.safetensors import Checkpoint, has_weights
 
+INDEX_BYTES = 4
+"""Offsets are int32, whatever the dtype of the weights."""
 _SUFFIXES = (".safetensors", ".bin")
 
 
@@ -51,6 +54,8 @@ def weight_bytes(
 ) -> int:
     """Bytes of the parameters that one device holds after loading.
 
+    Rows of the target's head that a reduced draft vocabulary gathers are the drafter's.
+
     Args:
         folder: where the weights are; vocabulary rows are those of the file (padding included).
             None, or a folder without weights: the config's.
@@ -62,7 +67,12 @@ def weight_bytes(
     shapes = target_shapes(config) if isinstance(config, TargetConfig) else drafter_shapes(config)
     if folder is not None:
         shapes |= {p: s for p, s in _stored_tables(Path(folder)).items() if p in shapes}
-    return dtype_bytes * sum(_size(path, shape, shards) for path, shape in shapes.items())
+    if isinstance(config, DrafterConfig):
+        shapes |= gathered_head(config)
+    return sum(
+        _size(path, shape, shards) * (INDEX_BYTES if is_index(path) else dtype_bytes)
+        for path, shape in shapes.items()
+    )
 
 
 def _raise(error: OSError) -> None:
