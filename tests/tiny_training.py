@@ -61,15 +61,25 @@ def target(**changes: Any) -> Target:
 
 
 def document(
-    model: Target, length: int, answer_start: int, *, seed: int = 0, ended: bool = True
+    model: Target,
+    length: int,
+    answer_start: int,
+    *,
+    seed: int = 0,
+    ended: bool = True,
+    final: bool = False,
 ) -> Document:
-    """Random tokens with the model's features of them, rounded to bfloat16."""
+    """Random tokens with the model's features of them (and final states), rounded to bfloat16."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, MASK, length).astype(np.int32)
-    features = model.forward(jnp.asarray(ids), TAPS)[1]
-    return Document(ids, answer_start, ended, np.asarray(features).astype(jnp.bfloat16))
+    hidden, features, _ = model.run(jnp.asarray(ids)[None], jnp.zeros(1, jnp.int32), None, TAPS)
+    rows = np.asarray(features[0]).astype(jnp.bfloat16)
+    last = np.asarray(hidden[0]).astype(jnp.bfloat16) if final else None
+    return Document(ids, answer_start, ended, rows, last)
 
 
-def documents(model: Target, count: int = 7) -> list[Document]:
+def documents(model: Target, count: int = 7, *, final: bool = False) -> list[Document]:
     """Documents of different lengths."""
-    return [document(model, 14 + 3 * i, 5, seed=i, ended=i % 2 == 0) for i in range(count)]
+    return [
+        document(model, 14 + 3 * i, 5, seed=i, ended=i % 2 == 0, final=final) for i in range(count)
+    ]

@@ -36,6 +36,8 @@ class Loss(enum.StrEnum):
 
     DECAYED = "decayed"
     DPACE = "dpace"
+    DISTILL = "distill"
+    DISTILL_DPACE = "distill_dpace"
 
 
 def train(
@@ -75,6 +77,9 @@ def train(
     learning_rate: Annotated[float, typer.Option("--learning-rate", help="At its peak.")] = 1e-3,
     optimizer: Annotated[Optimizer, typer.Option("--optimizer")] = Optimizer.ADAMW,
     loss: Annotated[Loss, typer.Option("--loss", help="How slots are weighted.")] = Loss.DECAYED,
+    distill_weight: Annotated[
+        float, typer.Option("--distill-weight", help="Share of the target's distribution, 0 to 1.")
+    ] = 0.5,
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
     json: options.JsonOption = False,
 ) -> None:
@@ -97,6 +102,7 @@ def train(
         learning_rate=learning_rate,
         optimizer=optimizer.value,
         loss=loss.value,
+        distill_weight=distill_weight,
         seed=seed,
     )
     work = work or drafter.with_name(drafter.name + ".work")

@@ -13,13 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.training import batches, step
 from dflash_jax.training.blocks import BlockBatch
-from dflash_jax.training.documents import Document
+from dflash_jax.training.documents import Document, check_final
 from dflash_jax.training.head import Candidates, choose_candidates, frequent_ids
+from dflash_jax.training.objective import Measured
 from dflash_jax.training.options import TrainingError, TrainOptions, drafter_config
 from dflash_jax.training.snapshots import Snapshots
 from dflash_jax.training.start import start_drafter
@@ -39,11 +41,38 @@ class HeldOut(NamedTuple):
     `accepted`: mean over anchors of 1 + leading argmax matches, an estimate of the acceptance
     length of greedy rounds (which start where a round before ended, not anywhere). `by_slot`: share
     of matches of each slot alone.
+
+    With final hidden states, at temperature 1, slots taken as independent: `accepted_sampled`, the
+    run expected of drafts drawn from the drafter and kept with probability sum_v min(p, q), which
+    is `sampled_by_slot`; `accepted_best`, the run of argmax drafts compared with the target's own
+    draw, which is what this engine does.
     """
 
     accepted: float
     by_slot: tuple[float, ...]
     anchors: int
+    accepted_sampled: float | None = None
+    accepted_best: float | None = None
+    sampled_by_slot: tuple[float, ...] | None = None
+
+
+def figures_of(measured: Sequence[Measured]) -> HeldOut:
+    """Means over all anchors of the batches that were measured."""
+    total = jax.tree.map(lambda *parts: sum(np.asarray(part) for part in parts), *measured)
+    anchors = max(float(total.anchors), 1.0)
+    scored = np.maximum(total.scored, 1.0)
+    found = HeldOut(float(total.runs) / anchors, _shares(total.matches, scored), int(total.anchors))
+    if total.sampled is None:
+        return found
+    return found._replace(
+        accepted_sampled=float(total.sampled.runs) / anchors,
+        accepted_best=float(total.sampled.best_runs) / anchors,
+        sampled_by_slot=_shares(total.sampled.by_slot, scored),
+    )
+
+
+def _shares(parts: np.ndarray, whole: np.ndarray) -> tuple[float, ...]:
+    return tuple(map(float, parts / whole))
 
 
 class Trained(NamedTuple):
@@ -73,6 +102,8 @@ def train(
         ConfigError: options that do not fit the target, or a resume with other options or data.
         TrainingError: a loss or gradient that is not finite; names step, documents and tensor.
     """
+    if options.distils:
+        check_final(documents)
     config = drafter_config(target.config, options) if begin_with is None else begin_with.config
     drafter = begin_with or start_drafter(config, target, init=options.init, seed=options.seed)
     data = {
@@ -175,17 +206,11 @@ class _Loop:
         if not self.held_batches:
             return None
         head, embed = self.target.head, self.target.embedding
-        sums = [
+        return figures_of(
             [
-                np.asarray(part)
-                for part in self.measure(params, batch, embed, head, width=self.block_size)
+                self.measure(params, batch, embed, head, width=self.block_size)
+                for batch in self.held_batches
             ]
-            for batch in self.held_batches
-        ]
-        runs, anchors, matches, scored = (sum(column) for column in zip(*sums, strict=True))
-        by_slot = np.asarray(matches) / np.maximum(scored, 1)
-        return HeldOut(
-            float(runs / max(float(anchors), 1.0)), tuple(map(float, by_slot)), int(anchors)
         )
 
     def _not_finite(
