@@ -93,6 +93,29 @@ def test_other_layer_ids_make_every_shard_again(model, made, tmp_path):
     assert {d.features.shape[1] for d in features.read_features(tmp_path / "f")} == {16}
 
 
+def test_final_hidden_states_are_kept_when_asked_for_and_a_shard_without_them_is_made_again(
+    model, made, tmp_path
+):
+    folder = tmp_path / "f"
+    features.cache_features(model, made, folder, tiny.TAPS)
+    plain = features.read_features(folder)
+    assert all(d.final is None for d in plain)
+    features.cache_features(model, made, folder, tiny.TAPS, keep_final=True)
+    documents = features.read_features(folder)
+    for document, before in zip(documents, plain, strict=True):
+        np.testing.assert_array_equal(document.features, before.features)
+        logits = model.forward(jnp.asarray(document.ids), tiny.TAPS)[0]
+        got = np.asarray(document.final, np.float32) @ np.asarray(model.head).T
+        np.testing.assert_allclose(got, logits, rtol=0.02, atol=0.02)
+    tokens = sum(len(d.ids) for d in documents)
+    on_disk = sum(path.stat().st_size for path in folder.glob("*.bin"))
+    assert on_disk == features.feature_bytes(tokens, len(tiny.TAPS) + 1, 16)
+    # A run that needs no final states reads the same shards.
+    written = (folder / "features-00000.bin").stat().st_mtime_ns
+    features.cache_features(model, made, folder, tiny.TAPS)
+    assert (folder / "features-00000.bin").stat().st_mtime_ns == written
+
+
 def test_a_full_disk_is_an_error_and_leaves_no_shard(model, made, tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -64,24 +64,32 @@ def target(**changes: Any) -> Target:
 
 @nnx.jit
 def _pass(model: Target, ids: jax.Array):
-    return model.forward(ids, TAPS)
+    hidden, features, _ = model.run(ids[None], jnp.zeros(1, jnp.int32), None, TAPS)
+    return (*model.forward(ids, TAPS), hidden[0])
 
 
 def _forward(model: Target, ids: np.ndarray) -> list[np.ndarray]:
-    """Logits and features of a text; padding behind it, which it does not see, saves compiles."""
+    """Logits, features, final states of a text; padding behind it, unseen, saves compiles."""
     padded = np.zeros(RAW["max_position_embeddings"], np.int32)
     padded[: len(ids)] = ids
     return [np.asarray(x)[: len(ids)] for x in _pass(model, jnp.asarray(padded))]
 
 
 def document(
-    model: Target, length: int, answer_start: int, *, seed: int = 0, ended: bool = True
+    model: Target,
+    length: int,
+    answer_start: int,
+    *,
+    seed: int = 0,
+    ended: bool = True,
+    final: bool = False,
 ) -> Document:
-    """Random tokens with the model's features of them, rounded to bfloat16."""
+    """Random tokens with the model's features of them (and final states), rounded to bfloat16."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, MASK, length).astype(np.int32)
-    features = _forward(model, ids)[1]
-    return Document(ids, answer_start, ended, features.astype(jnp.bfloat16))
+    _, features, hidden = _forward(model, ids)
+    last = hidden.astype(jnp.bfloat16) if final else None
+    return Document(ids, answer_start, ended, features.astype(jnp.bfloat16), last)
 
 
 def answered(model: Target, *, prompt: int, tokens: int, seed: int) -> Document:
@@ -95,6 +103,8 @@ def answered(model: Target, *, prompt: int, tokens: int, seed: int) -> Document:
     return Document(ids, prompt, False, features)
 
 
-def documents(model: Target, count: int = 7) -> list[Document]:
+def documents(model: Target, count: int = 7, *, final: bool = False) -> list[Document]:
     """Documents of different lengths."""
-    return [document(model, 14 + 3 * i, 5, seed=i, ended=i % 2 == 0) for i in range(count)]
+    return [
+        document(model, 14 + 3 * i, 5, seed=i, ended=i % 2 == 0, final=final) for i in range(count)
+    ]

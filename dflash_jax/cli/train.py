@@ -89,6 +89,7 @@ def train(
     decay_share: train_options.DecayShare = None,
     optimizer: train_options.OptimizerOption = None,
     loss: train_options.LossOption = None,
+    distill_weight: train_options.DistillWeight = None,
     held_out: train_options.HeldOutShare = None,
     evaluate_every: train_options.EvaluateEvery = None,
     save_every: train_options.SaveEvery = None,
@@ -147,8 +148,9 @@ def train(
 
 _OF_THE_RUN = frozenset(
     "mask_token_id layers taps block_size intermediate_size steps documents anchors accumulate "
-    "compute_dtype learning_rate warmup schedule decay_share optimizer loss held_out "
-    "evaluate_every save_every patience accept_every accept_prompts accept_tokens seed".split()
+    "compute_dtype learning_rate warmup schedule decay_share optimizer loss distill_weight "
+    "held_out evaluate_every save_every patience accept_every accept_prompts accept_tokens "
+    "seed".split()
 )
 
 

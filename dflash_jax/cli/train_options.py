@@ -31,6 +31,8 @@ class Loss(enum.StrEnum):
 
     DECAYED = "decayed"
     DPACE = "dpace"
+    DISTILL = "distill"
+    DISTILL_DPACE = "distill_dpace"
 
 
 class Schedule(enum.StrEnum):
@@ -106,6 +108,10 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Of everything random [
 OptimizerOption = Annotated[Optimizer | None, typer.Option("--optimizer", help="[adamw]")]
 LossOption = Annotated[
     Loss | None, typer.Option("--loss", help="How slots are weighted [decayed].")
+]
+DistillWeight = Annotated[
+    float | None,
+    typer.Option("--distill-weight", help="Share of the target's distribution, 0 to 1 [0.5]."),
 ]
 ScheduleOption = Annotated[
     Schedule | None, typer.Option("--schedule", help="Of the learning rate [cosine].")

@@ -29,6 +29,9 @@ class BlockBatch(NamedTuple):
         anchor_ids: int32 [b, m], the tokens at the anchors.
         labels: int32 [b, m, w-1], tokens at a+1 … a+w-1; 0 where unscored.
         scored: bool [b, m, w-1].
+        final: bfloat16 [b, m, w-1, e], the target's final hidden states at a … a+w-2: the teacher
+            of slot o is the target's distribution after position a+o-1. Zeros where unscored; None
+            where the documents have none.
     """
 
     features: ArrayLike
@@ -36,6 +39,7 @@ class BlockBatch(NamedTuple):
     anchor_ids: ArrayLike
     labels: ArrayLike
     scored: ArrayLike
+    final: ArrayLike | None = None
 
 
 def eligible_anchors(loss_mask: np.ndarray, width: int, *, ended: bool) -> np.ndarray:
@@ -81,6 +85,7 @@ def build_batch(
     anchor_ids = np.zeros((count, quota), np.int32)
     labels = np.zeros((count, quota, width - 1), np.int32)
     scored = np.zeros((count, quota, width - 1), bool)
+    final = _no_final(documents, scored.shape)
     for row, (document, chosen) in enumerate(zip(documents, anchors, strict=True)):
         kept = min(rows, len(document.ids) - 1)
         features[row, :kept] = document.features[:kept]
@@ -94,7 +99,17 @@ def build_batch(
         labels[row, :used] = np.where(
             scored[row, :used], document.ids[np.minimum(at, len(mask) - 1)], 0
         )
-    return BlockBatch(features, starts, anchor_ids, labels, scored)
+        if final is not None and document.final is not None:
+            final[row, scored[row]] = document.final[at[scored[row, :used]] - 1]
+    return BlockBatch(features, starts, anchor_ids, labels, scored, final)
+
+
+def _no_final(documents: Sequence[Document], shape: tuple[int, ...]) -> np.ndarray | None:
+    """Room for the teacher's hidden states, if every document has them."""
+    if any(document.final is None for document in documents):
+        return None
+    width = documents[0].final.shape[1]  # type: ignore[union-attr]
+    return np.zeros((*shape, width), jnp.bfloat16)
 
 
 def block_positions(anchors: Int[Array, "b m"], width: int) -> Int[Array, "b mw"]:

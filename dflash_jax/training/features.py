@@ -2,7 +2,8 @@
 
 One feature shard a corpus shard: `features-00000.bin` (rows, memory-mapped when read) and
 `features-00000.npz` (ids, borders and what the rows were made with), which is written last, so that
-an interrupted shard has no index and is made again. Corpus shards are `corpus.py`'s.
+an interrupted shard has no index and is made again. A row holds the tapped features and, where a
+loss distils, the final hidden state behind them. Corpus shards are `corpus.py`'s.
 """
 
 import json
@@ -31,7 +32,7 @@ ROW_MULTIPLE = 64
 
 
 def feature_bytes(tokens: int, taps: int, width: int) -> int:
-    """Bytes on disk of the features of that many tokens: tokens x taps x width x 2."""
+    """Bytes on disk of that many tokens: tokens x taps x width x 2; a final state is one tap."""
     return tokens * taps * width * BFLOAT16.itemsize
 
 
@@ -42,10 +43,12 @@ def cache_features(
     layer_ids: Sequence[int],
     *,
     batch_size: int = 16,
+    keep_final: bool = False,
 ) -> None:
     """Computes the shards that `folder` lacks; logs their size before it starts.
 
-    A shard that was made from another corpus shard or with other layer ids is made again.
+    A shard that was made from another corpus shard or with other layer ids is made again, as is one
+    without the final hidden states where `keep_final` asks for them.
 
     Raises:
         CheckpointError: the corpus has no shard, or the disk is full (nothing half-written is
@@ -55,15 +58,16 @@ def cache_features(
     missing = [
         path
         for path in shard_paths(corpus)
-        if not _is_current(_index_path(folder, path), path, layer_ids)
+        if not _is_current(_index_path(folder, path), path, layer_ids, keep_final)
     ]
     tokens = sum(len(a.prompt_ids) + len(a.answer_ids) for p in missing for a in read_shard(p))
-    size = feature_bytes(tokens, len(layer_ids), target.config.hidden_size)
+    width = target.config.hidden_size
+    size = feature_bytes(tokens, len(layer_ids) + keep_final, width)
     log.info("features of %d tokens in %d shards: %.2f GB", tokens, len(missing), size / 1e9)
-    run = _compiled_pass(target, tuple(layer_ids))
+    run = _compiled_pass(target, tuple(layer_ids), keep_final)
     for path in missing:
         answers = list(read_shard(path))
-        made_from = {"corpus_sha256": file_hash(path), "layer_ids": list(layer_ids)}
+        made_from = _made_from(path, layer_ids) | {"final": width if keep_final else 0}
         write_shard(
             _index_path(folder, path), answers, made_from, _in_order(run, answers, batch_size)
         )
@@ -135,18 +139,26 @@ def _index_path(folder: Path, corpus_shard: Path) -> Path:
     return folder / f"features-{number}.npz"
 
 
-def _is_current(index: Path, corpus_shard: Path, layer_ids: Sequence[int]) -> bool:
+def _made_from(corpus_shard: Path, layer_ids: Sequence[int]) -> dict[str, Any]:
+    return {"corpus_sha256": file_hash(corpus_shard), "layer_ids": list(layer_ids)}
+
+
+def _is_current(
+    index: Path, corpus_shard: Path, layer_ids: Sequence[int], keep_final: bool
+) -> bool:
     if not index.is_file():
         return False
     made_from = json.loads(str(np.load(index)["made_from"]))
-    wanted = {"corpus_sha256": file_hash(corpus_shard), "layer_ids": list(layer_ids)}
-    return wanted.items() <= made_from.items()
+    kept = made_from.get("final", 0) > 0 or not keep_final
+    return kept and _made_from(corpus_shard, layer_ids).items() <= made_from.items()
 
 
 def _read_shard(index: Path) -> list[Document]:
     arrays = np.load(index)
     ids, borders = arrays["ids"], arrays["borders"]
-    width = json.loads(str(arrays["made_from"]))["width"]
+    made_from = json.loads(str(arrays["made_from"]))
+    width = made_from["width"]
+    taps = width - made_from.get("final", 0)
     rows = index.with_suffix(".bin")
     wanted = feature_bytes(len(ids), 1, width)
     if not rows.is_file() or rows.stat().st_size != wanted:
@@ -155,21 +167,30 @@ def _read_shard(index: Path) -> list[Document]:
             f"{rows} has {size} bytes, its index says {wanted}: remove both and cache again"
         )
     mapped = np.memmap(rows, np.uint16, "r", shape=(len(ids), width)).view(BFLOAT16)
+    final = mapped[:, taps:] if taps < width else None
     return [
-        Document(ids[begin:end], int(start), bool(ended), mapped[begin:end])
+        Document(
+            ids[begin:end],
+            int(start),
+            bool(ended),
+            mapped[begin:end, :taps],
+            None if final is None else final[begin:end],
+        )
         for begin, end, start, ended in zip(
             borders[:-1], borders[1:], arrays["answer_starts"], arrays["ended"], strict=True
         )
     ]
 
 
-def _compiled_pass(target: Target, layer_ids: tuple[int, ...]):
+def _compiled_pass(target: Target, layer_ids: tuple[int, ...], keep_final: bool):
     graph, state = nnx.split(target)
 
     @jax.jit
     def features(state: Any, ids: jax.Array) -> jax.Array:
         lengths = jnp.zeros((ids.shape[0],), jnp.int32)
-        rows = nnx.merge(graph, state).run(ids, lengths, None, layer_ids)[1]
+        final, rows, _ = nnx.merge(graph, state).run(ids, lengths, None, layer_ids)
+        if keep_final:
+            rows = jnp.concatenate([rows, final], axis=-1)
         return rows.astype(jnp.bfloat16)
 
     return lambda ids: np.asarray(features(state, jnp.asarray(ids)))

@@ -1,4 +1,4 @@
-"""Losses of a block's slots: cross-entropy per slot and the weights that combine them.
+"""Losses of a block's slots: one number per slot, and the weights that combine them.
 
 Slots are counted k = 1 … K from the first prediction. Logits are float32. Nothing here knows how
 logits are made (`head.py`) or where labels come from (`blocks.py`).
@@ -18,6 +18,47 @@ def cross_entropy(
     """-log softmax(logits)[label], float32."""
     chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def divergence(
+    logits: Float[Array, "b m k c"], teacher: Float[Array, "b m k c"]
+) -> Float[Array, "b m k"]:
+    """KL(p || q) = sum_v p_v (log p_v - log q_v), p = softmax(teacher), q = softmax(logits).
+
+    No gradient reaches the teacher; the gradient by the logits is q - p. Temperature 1, forward
+    direction. Source: Hinton et al. 2015 (1503.02531); for drafters DistillSpec (2310.08461).
+    Over candidates (`head.py`) both sides hold the same offsets, which cancel in the difference,
+    while p gives a sampled id the probability of all those that it stands for: an estimate of the
+    sum over the whole vocabulary, with both distributions renormalised over the candidates.
+    """
+    teacher = jax.lax.stop_gradient(teacher)
+    top = jax.nn.logsumexp(teacher, axis=-1)
+    p = jnp.exp(teacher - top[..., None])
+    # Finite logits keep p (log p - log q) at 0 where p underflows: no log of 0 is taken.
+    apart = jnp.sum(p * (teacher - logits), axis=-1)
+    return apart - top + jax.nn.logsumexp(logits, axis=-1)
+
+
+def overlap(
+    logits: Float[Array, "b m k v"], teacher: Float[Array, "b m k v"]
+) -> Float[Array, "b m k"]:
+    """sum_v min(p_v, q_v): how often a draft drawn from q is kept when the text is drawn from p.
+
+    Source: the acceptance rate of speculative sampling, Leviathan et al. 2023 (2211.17192, 3.2).
+    """
+    return jnp.sum(jnp.minimum(jax.nn.softmax(logits), jax.nn.softmax(teacher)), axis=-1)
+
+
+def best_in_teacher(
+    logits: Float[Array, "b m k v"], teacher: Float[Array, "b m k v"]
+) -> Float[Array, "b m k"]:
+    """p_v at v = argmax q: how often the best draft is kept when the text is drawn from p."""
+    return jnp.exp(-cross_entropy(teacher, jnp.argmax(logits, axis=-1).astype(jnp.int32)))
+
+
+def expected_run(kept: Float[Array, "b m k"], scored: Bool[Array, "b m k"]) -> Float[Array, "b m"]:
+    """1 + sum_i prod_{j <= i} kept_j, slots taken as independent; ends at an unscored slot."""
+    return 1.0 + jnp.sum(jnp.cumprod(jnp.where(scored, kept, 0.0), axis=-1), axis=-1)
 
 
 def decay_weights(count: int, gamma: float) -> Float[Array, " k"]:

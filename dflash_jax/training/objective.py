@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from dflash_jax.models import DFlashDrafter
 from dflash_jax.training import losses
@@ -42,6 +42,37 @@ class LossSums(NamedTuple):
         return jnp.where(self.anchors > 0, mean, 1.0)
 
 
+class SampledSums(NamedTuple):
+    """What is expected at temperature 1, from the target's own distribution at every slot.
+
+    Attributes:
+        runs: expected accepted run of drafts drawn from the drafter (speculative sampling).
+        best_runs: of its best drafts, compared with a draw of the target: this engine's rounds.
+        by_slot: sum_v min(p, q) of each slot alone, [k].
+    """
+
+    runs: Float[Array, ""]
+    best_runs: Float[Array, ""]
+    by_slot: Float[Array, " k"]
+
+
+class Measured(NamedTuple):
+    """Sums over the blocks of a batch.
+
+    Attributes:
+        runs: accepted runs of greedy rounds.
+        anchors: blocks.
+        matches, scored: of each slot, [k].
+        sampled: None where the documents have no final hidden states.
+    """
+
+    runs: Float[Array, ""]
+    anchors: Float[Array, ""]
+    matches: Float[Array, " k"]
+    scored: Float[Array, " k"]
+    sampled: SampledSums | None
+
+
 def block_sums(
     drafter: DFlashDrafter,
     batch: BlockBatch,
@@ -55,19 +86,17 @@ def block_sums(
     """The loss of a batch, not yet divided: what gradient accumulation adds up exactly."""
     hidden = hidden_of_blocks(drafter, batch, embed, width)[:, :, 1:]
     scored = jnp.asarray(batch.scored)
-    if candidates is None:
-        labels = jnp.asarray(batch.labels)
-        logits = full_logits(hidden, head[: drafter.config.vocab_size])
-    else:
-        labels = jnp.asarray(candidates.labels)
-        logits = candidate_logits(
-            hidden, head, jnp.asarray(candidates.ids), jnp.asarray(candidates.offsets)
-        )
+    labels = jnp.asarray(batch.labels if candidates is None else candidates.labels)
+    logits = _logits(hidden, candidates, head, drafter.config.vocab_size)
     each = losses.cross_entropy(logits, labels)
-    if options.loss == "dpace":
+    if options.weighs_by_run:
         weights = losses.dpace_weights(each, scored)
     else:
         weights = losses.decay_weights(width - 1, options.gamma)[None, None, :]
+    if options.distils:
+        teacher = _teacher_logits(batch, candidates, head, drafter.config.vocab_size)
+        share = options.distill_weight
+        each = (1.0 - share) * each + share * losses.divergence(logits, teacher)
     runs = losses.accepted_run(jax.lax.stop_gradient(logits), labels, scored)
     real = scored[:, :, 0].astype(jnp.float32)
     summed, weight = losses.weighted_sums(each, weights, scored)
@@ -81,8 +110,8 @@ def measure(
     head: Float[Array, "r e"],
     *,
     width: int,
-) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, " k"], Float[Array, " k"]]:
-    """Sums over a batch: accepted run, anchors, matches a slot, scored a slot; every head row."""
+) -> Measured:
+    """Sums over a batch, every row of the head."""
     hidden = hidden_of_blocks(drafter, batch, embed, width)[:, :, 1:]
     logits = full_logits(hidden, head[: drafter.config.vocab_size])
     labels, scored = jnp.asarray(batch.labels), jnp.asarray(batch.scored)
@@ -91,4 +120,43 @@ def measure(
     matches = (jnp.argmax(logits, axis=-1) == labels) & scored
     by_slot = matches.astype(jnp.float32).sum((0, 1))
     every = scored.astype(jnp.float32).sum((0, 1))
-    return jnp.sum(runs * real), jnp.sum(real), by_slot, every
+    sampled = None
+    if batch.final is not None:
+        teacher = _teacher_logits(batch, None, head, drafter.config.vocab_size)
+        sampled = _sampled_sums(logits, teacher, scored)
+    return Measured(jnp.sum(runs * real), jnp.sum(real), by_slot, every, sampled)
+
+
+def _logits(
+    hidden: Float[Array, "b m k e"],
+    candidates: Candidates | None,
+    head: Float[Array, "r e"],
+    vocab_size: int,
+) -> Float[Array, "b m k c"]:
+    """Over the candidates, or over the vocabulary."""
+    if candidates is None:
+        return full_logits(hidden, head[:vocab_size])
+    ids, offsets = jnp.asarray(candidates.ids), jnp.asarray(candidates.offsets)
+    return candidate_logits(hidden, head, ids, offsets)
+
+
+def _teacher_logits(
+    batch: BlockBatch, candidates: Candidates | None, head: Float[Array, "r e"], vocab_size: int
+) -> Float[Array, "b m k c"]:
+    """The target's own logits after positions a … a+w-2, over the rows that the drafter's have."""
+    assert batch.final is not None, "documents.check_final comes first"
+    final = jnp.asarray(batch.final).astype(head.dtype)
+    return jax.lax.stop_gradient(_logits(final, candidates, head, vocab_size))
+
+
+def _sampled_sums(
+    logits: Float[Array, "b m k v"], teacher: Float[Array, "b m k v"], scored: Bool[Array, "b m k"]
+) -> SampledSums:
+    real = scored[:, :, 0].astype(jnp.float32)
+    kept = losses.overlap(logits, teacher)
+    best = losses.best_in_teacher(logits, teacher)
+    return SampledSums(
+        jnp.sum(losses.expected_run(kept, scored) * real),
+        jnp.sum(losses.expected_run(best, scored) * real),
+        jnp.where(scored, kept, 0.0).sum((0, 1)),
+    )

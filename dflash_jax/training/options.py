@@ -36,7 +36,10 @@ class TrainOptions:
         compute_dtype: of the forward and backward pass; parameters, their gradient's sum and
             moments are float32.
         gamma: decay of the slot weights, in slots.
-        loss: "decayed" or "dpace" weights of the slots.
+        loss: cross-entropy of the labels under "decayed" or "dpace" weights of the slots; "distill"
+            and "distill_dpace": mixed with the divergence from the target's distribution.
+        distill_weight: share of that divergence in the mix, 0 to 1.
+        keep_final: keep the final hidden states with the features, also without a distilling loss.
         narrow_until, narrow_width: blocks have `narrow_width` slots before this share of the steps.
         frequent, extra: candidate ids of the head's product (`head.py`); 0 frequent: all rows.
         full_head_from: share of the steps after which every row of the head is used.
@@ -67,7 +70,9 @@ class TrainOptions:
     accumulate: int = 1
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     gamma: float = 4.0
-    loss: Literal["decayed", "dpace"] = "decayed"
+    loss: Literal["decayed", "dpace", "distill", "distill_dpace"] = "decayed"
+    distill_weight: float = 0.5
+    keep_final: bool = False
     narrow_until: float = 0.0
     narrow_width: int = 4
     frequent: int = 6144
@@ -86,6 +91,16 @@ class TrainOptions:
         """Slots of a block at a step."""
         narrow = step < self.narrow_until * self.steps
         return min(self.narrow_width, self.block_size) if narrow else self.block_size
+
+    @property
+    def distils(self) -> bool:
+        """Whether the loss compares with the target's distribution."""
+        return self.loss.startswith("distill")
+
+    @property
+    def weighs_by_run(self) -> bool:
+        """Whether slots have D-PACE weights."""
+        return self.loss.endswith("dpace")
 
     def full_head_at(self, step: int) -> bool:
         """Whether a step uses every row of the head."""
@@ -161,6 +176,11 @@ def drafter_config(target: TargetConfig, options: TrainOptions) -> DrafterConfig
         )
     if options.block_size < 2:
         raise ConfigError(f"block_size {options.block_size}: at least 2, the anchor and one draft")
+    if not 0.0 <= options.distill_weight <= 1.0:
+        raise ConfigError(
+            f"distill_weight {options.distill_weight}: a share, 0 (labels only) to 1 (the target's "
+            "distribution only)"
+        )
     if layers > target.num_hidden_layers:
         raise ConfigError(
             f"num_layers {layers} is more than the target's {target.num_hidden_layers}"

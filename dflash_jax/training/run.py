@@ -80,7 +80,13 @@ def train_drafter(
     log.info("answers: %s", dict(counts))
     target = load_target(target_folder, dtype="float32")
     features = work_folder / "features"
-    cache_features(target, work_folder / "corpus", features, config.target_layer_ids)
+    cache_features(
+        target,
+        work_folder / "corpus",
+        features,
+        config.target_layer_ids,
+        keep_final=options.keep_final or options.distils,
+    )
     trained = train(
         target,
         read_features(features),

@@ -20,7 +20,7 @@ from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.planning import rules
 from dflash_jax.training import batches, step
 from dflash_jax.training.blocks import BlockBatch
-from dflash_jax.training.documents import Document
+from dflash_jax.training.documents import Document, check_final
 from dflash_jax.training.head import Candidates, choose_candidates, frequent_ids
 from dflash_jax.training.held_out import HeldOut, held_out_figures
 from dflash_jax.training.identity import documents_hash, parameters_hash
@@ -100,6 +100,8 @@ def train(
     drafter = begin_with or start_drafter(
         drafter_config(target.config, options), target, init=options.init, seed=options.seed
     )
+    if options.distils:
+        check_final(documents)
     data = {
         "documents_sha256": documents_hash(documents),
         "begin_with": None if begin_with is None else parameters_hash(begin_with),
