@@ -90,7 +90,7 @@ def test_drafts_are_the_best_of_the_mapped_ids_and_the_text_is_the_targets_own(f
         seen |= set(last.drafts if last else ())
     assert rows[0].output.token_ids == answer
     assert seen <= set(EVEN) and any(token % 2 for token in answer)
-    held = sum(leaf.nbytes for leaf in llm._engine._leaves[1])
+    held = sum(np.asarray(leaf).nbytes for leaf in llm._engine._leaves[1])
     assert llm.plan.footprint.drafter_weights == held
     gathered = {"zlab": len(EVEN) * 32 * 4, "speculators": 0}[layout]
     stored = sum(t.nbytes for n, t in load_file(folders[layout] / "model.safetensors").items()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import few_ids
 import tiny
 from dflash_jax.config import DrafterConfig, TargetConfig
 from dflash_jax.errors import CheckpointError
@@ -18,6 +19,7 @@ from dflash_jax.weights import sizes
 from dflash_jax.weights.load import abstract_drafter, abstract_target, load_drafter, load_target
 from dflash_jax.weights.match import parameters, wanted_shapes
 from dflash_jax.weights.sizes import checkpoint_bytes, weight_bytes
+from dflash_jax.weights.vocabulary import for_target
 from planning_pairs import QWEN3_8B, QWEN3_8B_DRAFTER
 from weight_files import INDEX, write_sharded
 
@@ -120,6 +122,13 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "with biases": {"attention_bias": True},
     "a wider target": {"target_hidden_size": 48},
     "one layer": {"num_hidden_layers": 1, "num_key_value_heads": 4},
+    "few ids": {"draft_vocab_size": 40},
+    "few ids and own tables": {
+        "draft_vocab_size": 40,
+        "has_embed_tokens": True,
+        "has_lm_head": True,
+    },
+    "own tables": {"has_embed_tokens": True, "has_lm_head": True},
 }
 
 
@@ -182,6 +191,19 @@ def test_the_bytes_of_a_drafter_are_those_that_loading_allocates(tmp_path):
     loaded = parameters(load_drafter(folder, dtype="float32"))
     found = weight_bytes(DrafterConfig.from_folder(folder), folder, dtype_bytes=4)
     assert found == sum(array.nbytes for array in loaded.values())
+
+
+@pytest.mark.parametrize("dtype, size", [("float32", 4), ("bfloat16", 2)])
+@pytest.mark.parametrize("write", [few_ids.write_zlab, few_ids.write_speculators])
+def test_the_bytes_of_few_draft_ids_are_those_held_with_the_target(tmp_path, write, dtype, size):
+    """Invariant 5: a gathered head counts, and offsets take 4 bytes in either dtype."""
+    target = load_target(tiny.write_target(tmp_path / "target"), dtype=dtype)
+    folder = write(tmp_path / "few", tiny.write_drafter(tmp_path / "whole"), few_ids.EVEN)
+    loaded = parameters(for_target(load_drafter(folder, dtype=dtype), target))
+    found = weight_bytes(DrafterConfig.from_folder(folder), folder, dtype_bytes=size)
+    assert found == sum(array.nbytes for array in loaded.values())
+    assert loaded[("lm_head", "weight")].nbytes == 49 * 32 * size
+    assert loaded[("d2t",)].nbytes == 49 * 4
 
 
 def test_shards_of_a_checkpoint_are_read_through_their_index(tmp_path):
