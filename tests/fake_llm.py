@@ -5,6 +5,7 @@ calls: two threads in it, one after the other even, are a failure. The text of a
 that depend on the prompt alone; round i accepts i % (K + 1) drafts.
 """
 
+import dataclasses
 import threading
 import time
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ class FakeLLM:
         self.waiting: list[Row] = []
         self.running: list[Row] = []
         self.submitted: list[SamplingParams] = []
-        self.counters = Counters(WIDTH)
+        self.counters = Counters(accepted_at=[0] * WIDTH)
         self._updates: list[tuple[Row, Piece]] = []
         self._user: int | None = None
 
@@ -113,7 +114,8 @@ class FakeLLM:
         return choices[0]
 
     def load(self) -> Load:
-        return self.counters.load(
+        return Load(
+            **dataclasses.asdict(self.counters),
             waiting=len(self.waiting),
             prefilling=0,
             decoding=len(self.running),

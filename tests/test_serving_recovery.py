@@ -15,8 +15,9 @@ import dflash_jax as dj
 import tiny
 import tiny_engine
 from dflash_jax.errors import EngineError
-from dflash_jax.serving.batch import MOST_FAILURES, Batch
+from dflash_jax.serving.batch import Batch
 from dflash_jax.serving.engine import Engine
+from dflash_jax.serving.recovery import MOST_FAILURES
 from dflash_jax.serving.row import Row
 
 SERVED = 64

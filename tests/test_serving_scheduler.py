@@ -22,21 +22,21 @@ class Served:
     """A scheduler with `slots` slots whose work is only counted."""
 
     def __init__(self, slots: int, num_tokens: int, row_tokens: int, chunk_tokens: int):
-        self.scheduler = Scheduler(
+        self.scheduler: Scheduler[Request] = Scheduler(
             num_tokens=num_tokens, row_tokens=row_tokens, chunk_tokens=chunk_tokens
         )
         self.free = set(range(slots))
         self.slots = slots
         self.steps = 0
 
-    def place(self, entry: Entry) -> bool:
+    def place(self, entry: Request) -> bool:
         if not self.free:
             return False
         entry.slot = min(self.free)
         self.free.remove(entry.slot)
         return True
 
-    def leave(self, entry: Entry) -> None:
+    def leave(self, entry: Request) -> None:
         if entry.slot is not None:
             self.free.add(entry.slot)
         self.scheduler.remove(entry)
@@ -57,7 +57,7 @@ class Served:
             assert chunk.is_last == chunk.entry.decodes
         assert len({id(row) for row in step.rows}) == len(step.rows)
         for row in step.rows:
-            assert isinstance(row, Request) and row.slot is not None
+            assert row.slot is not None
             row.rounds += 1
             if row.rounds == row.wanted:
                 self.leave(row)

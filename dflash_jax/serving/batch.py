@@ -5,36 +5,35 @@ device's programs (`engine.py`). A row's answer depends on nothing but its own p
 and seed: not on who is beside it, when it came, or whether it had to start again.
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import jax
 
 from dflash_jax.arena.context import ContextRing
 from dflash_jax.decoding.report import NOT_RUN, RoundReport
-from dflash_jax.decoding.suffix import SuffixAutomaton
-from dflash_jax.errors import EngineError
 from dflash_jax.serving.adaptive import AdaptiveDrafting
+from dflash_jax.serving.admission import enter, shares_a_prompt_in_work
 from dflash_jax.serving.counters import Counters, Load
+from dflash_jax.serving.drafting import host_drafts, note_drafting
 from dflash_jax.serving.engine import Engine
-from dflash_jax.serving.opening import make_opening
-from dflash_jax.serving.output import Piece, TokenLogprob
+from dflash_jax.serving.logprobs import token_logprobs
+from dflash_jax.serving.output import Piece
 from dflash_jax.serving.places import Places, make_places
-from dflash_jax.serving.prefix import shared_length
+from dflash_jax.serving.recovery import (
+    MOST_FAILURES,
+    Suspects,
+    give_up,
+    requeue_running,
+    try_alone,
+)
 from dflash_jax.serving.row import Row
 from dflash_jax.serving.scheduler import Chunk, Scheduler
-from dflash_jax.serving.slots import LEAST_COPY
 
 logger = logging.getLogger(__name__)
-
-# What followed the one last token commits 1.5 tokens a round (SmolLM2, six prompts) and such a
-# round costs up to 1.9 plain ones on a CPU; two tokens in a row commit 2.5.
-LEAST_MATCH = 2
-
-# Failed steps of several requests, each of which went well alone, before the engine gives up.
-MOST_FAILURES = 3
 
 Update = tuple[Row, Piece]
 
@@ -67,7 +66,7 @@ class Batch:
     def __init__(self, engine: Engine, *, reuse: bool | None = None):
         config = engine.config
         self.engine = engine
-        self.scheduler = Scheduler(
+        self.scheduler: Scheduler[Row] = Scheduler(
             num_tokens=config.max_num_tokens,
             row_tokens=config.verify_width,
             chunk_tokens=engine.chunk_sizes[-1],
@@ -75,22 +74,20 @@ class Batch:
         self._reuse = config.prefix_reuse if reuse is None else reuse
         self._slots = self._new_slots()
         self._flight: Flight | None = None
-        self._trials: list[Row] = []
-        self._involved: list[Row] = []
+        self._suspects = Suspects()
         self._timed: list[Row] = []
-        self._failures = 0
         self._updates: list[Update] = []
         self._adaptive = None
         if config.adaptive and config.speculation != "none":
             self._adaptive = AdaptiveDrafting({config.max_draft_len, config.narrow_draft_len, 0})
-        self.counters = Counters(config.max_draft_len)
+        self.counters = Counters(accepted_at=[0] * config.max_draft_len)
         self.last_rounds: dict[int, LastRound] = {}
 
     @property
     def slots(self) -> list[Row | None]:
         """The row of each slot."""
         table: list[Row | None] = [None] * self.engine.config.max_batch_size
-        for row in self._running():
+        for row in self.scheduler.running:
             if row.slot is not None:
                 table[row.slot] = row
         return table
@@ -121,9 +118,10 @@ class Batch:
 
     def load(self) -> Load:
         """Who waits and runs now, and what was done so far."""
-        running = self._running()
+        running = self.scheduler.running
         decoding = sum(row.decodes for row in running)
-        return self.counters.load(
+        return Load(
+            **dataclasses.asdict(self.counters),
             waiting=len(self.scheduler.waiting),
             prefilling=len(running) - decoding,
             decoding=decoding,
@@ -159,15 +157,15 @@ class Batch:
 
     def _compute(self) -> None:
         """One step of everybody, or of a suspect alone."""
-        if self._trials:
-            self._try_alone(self._trials[0])
+        if self._suspects.trials:
+            self._try_alone(self._suspects.trials[0])
             return
         self.scheduler.admit(self._place)
         self._close_hole()
         step = self.scheduler.next_step()
         for chunk in step.chunks:
             self._prefill(chunk)
-        rows = [row for row in step.rows if isinstance(row, Row) and row.finish_reason is None]
+        rows = [row for row in step.rows if row.finish_reason is None]
         if rows:
             self._dispatch(rows)
             if not self._may_fly():
@@ -175,65 +173,28 @@ class Batch:
 
     # Admission
 
-    def _place(self, row: object) -> bool:
-        assert isinstance(row, Row)
-        if self._shares_a_prompt_in_work(row):
+    def _place(self, row: Row) -> bool:
+        """Finds room for a request and puts it there; False: it waits."""
+        shares = self._reuse and not self._suspects.trials
+        if shares and shares_a_prompt_in_work(row, self.scheduler.running):
             return False
-        config = self.engine.config
         # A round that starts at the last token may commit all that it verifies.
-        most = len(row.prompt) + row.params.max_tokens + config.verify_width
+        verified = self.engine.config.verify_width
+        most = len(row.prompt) + row.params.max_tokens + verified
         place = self._slots.take(row.held, most)
         if place is None:
             return False
-        self._involved = [row]
-        row.slot, row.computed, row.length = place.slot, place.kv_kept, len(row.held)
+        self._suspects.involved = [row]
         self.last_rounds.pop(place.slot, None)
-        for source, target in place.page_copies:
-            self.engine.copy_page(source, target)
-        if place.source != place.slot:
-            self.engine.copy(
-                place.source,
-                place.slot,
-                kv_count=place.kv_kept,
-                context_count=place.context_kept,
-            )
-        self.engine.open(
-            make_opening(
-                place.slot,
-                row.answer,
-                config.target.vocab_size,
-                kv_kept=place.kv_kept,
-                context_kept=place.context_kept,
-                pages=place.pages,
-            )
-        )
-        row.stats.reused_prompt_tokens = min(place.kv_kept, len(row.prompt))
-        row.stats.context_reused_tokens = place.context_kept
-        if config.speculation == "suffix" and row.params.speculate:
-            row.suffixes = SuffixAutomaton([*row.prompt, *row.generated])
+        enter(row, place, self.engine)
         return True
-
-    def _shares_a_prompt_in_work(self, row: Row) -> bool:
-        """Whether to wait for a prompt that is being computed: its tokens are not computed twice.
-
-        The n answers of one request, and a burst of requests with one system prompt.
-        """
-        if not self._reuse or self._trials:
-            return False
-        wanted = row.held[:-1]
-        return any(
-            # What the other one took over is there for this one too.
-            shared_length(wanted, other.held) - other.stats.reused_prompt_tokens >= LEAST_COPY
-            for other in self._running()
-            if not other.decodes
-        )
 
     def _close_hole(self) -> None:
         """Moves the last row to the front where a smaller bucket of rows will do then."""
         while (hole := self._slots.hole()) is not None:
             source, target = hole
-            row = next(row for row in self._running() if row.slot == source)
-            self._involved = [row]
+            row = next(row for row in self.scheduler.running if row.slot == source)
+            self._suspects.involved = [row]
             self.engine.move(source, target)
             self._slots.move(source, target)
             row.slot = target
@@ -243,14 +204,14 @@ class Batch:
 
     # Passes
 
-    def _prefill(self, chunk: Chunk) -> None:
+    def _prefill(self, chunk: Chunk[Row]) -> None:
         row = chunk.entry
-        assert isinstance(row, Row) and row.slot is not None
+        assert row.slot is not None
         ids = row.held[chunk.start : chunk.start + chunk.count]
-        self._involved = [row]
+        self._suspects.involved = [row]
         packed = self.engine.prefill(row.slot, ids, last=chunk.is_last, anchor=row.anchor)
         row.computed += chunk.count
-        self.counters.prefilled += chunk.count
+        self.counters.prefill_tokens += chunk.count
         if not chunk.is_last:
             return
         report = self.engine.read_prefill(packed)
@@ -262,12 +223,12 @@ class Batch:
         config = self.engine.config
         slots = [row.slot for row in rows if row.slot is not None]
         active = [slot in slots for slot in range(max(slots) + 1)]
-        drafts = self._host_drafts(rows) if config.speculation == "suffix" else None
+        drafts = host_drafts(rows, config.max_draft_len) if config.speculation == "suffix" else None
         drafting = [row for row in rows if row.params.speculate]
         width = config.max_draft_len if drafting and drafts != {} else 0
         if self._adaptive is not None and width:
             width = self._adaptive.width(len(rows))
-        self._involved = rows
+        self._suspects.involved = rows
         packed = self.engine.start_round(
             active,
             general=any(not row.greedy for row in rows),
@@ -284,11 +245,11 @@ class Batch:
         not advance (`TokenState.remaining`); one that a stop string ends costs a round for nothing.
         """
         flight = self._flight
-        if flight is None or self._trials or self.scheduler.waiting:
+        if flight is None or self._suspects.trials or self.scheduler.waiting:
             return False
         if self.engine.config.speculation == "suffix" or self._adaptive is not None:
             return False
-        if [row for row in self._running() if row not in flight.rows]:
+        if [row for row in self.scheduler.running if row not in flight.rows]:
             return False
         if [row.slot for row in flight.rows] != flight.slots:
             return False
@@ -312,12 +273,11 @@ class Batch:
             self._read(flight)
 
     def _read(self, flight: Flight) -> None:
-        self._involved = flight.rows
+        self._suspects.involved = flight.rows
         width = flight.draft_len
         narrow = 0 < width < self.engine.config.max_draft_len
         reports = self.engine.read_round(flight.packed, plain=not width, narrow=narrow)
-        if not self._trials:
-            self._failures = 0
+        self._suspects.clear_name()
         for report in reports:
             for row, slot in zip(flight.rows, flight.slots, strict=True):
                 if row.finish_reason is None and report.num_accepted_drafts[slot] != NOT_RUN:
@@ -348,35 +308,9 @@ class Batch:
         row.stats.accepted_drafts_per_round.append(accepted)
         self.counters.round(drafted, accepted)
         if not plain:
-            self._note_drafting(row, drafted)
+            note_drafting(row, drafted, self.engine.config.drafter)
         row.stats.acceptance_lengths.append(accepted + 1)
         self._deliver(row, report, slot)
-
-    def _host_drafts(self, rows: Sequence[Row]) -> dict[int, list[int]]:
-        """What the host proposes, by slot; nothing for a row whose end is new in its text."""
-        width = self.engine.config.max_draft_len
-        return {
-            row.slot: row.suffixes.propose(width)
-            for row in rows
-            if row.slot is not None
-            and row.suffixes is not None
-            and row.suffixes.match_length >= LEAST_MATCH
-        }
-
-    def _note_drafting(self, row: Row, drafted: int) -> None:
-        drafter, stats = self.engine.config.drafter, row.stats
-        if drafter is None or drafted or not row.params.speculate:
-            return
-        if stats.stopped_drafting_at is not None:
-            return
-        stats.stopped_drafting_at = len(row.prompt) + len(row.generated)
-        logger.warning(
-            "a request of %d prompt tokens has reached the end of the drafter's %d positions and "
-            "goes on without drafting (the text is unchanged): choose a drafter with more "
-            "positions or shorter requests",
-            len(row.prompt),
-            drafter.max_position_embeddings,
-        )
 
     # Delivery
 
@@ -393,7 +327,7 @@ class Batch:
         if row.suffixes is not None:
             for token in new:
                 row.suffixes.extend(token)
-        piece = row.output.push(new, _token_logprobs(row, report, index, len(new)))
+        piece = row.output.push(new, token_logprobs(report, index, len(new), row.params.logprobs))
         if piece.token_ids or piece.text or piece.finish_reason:
             self._updates.append((row, piece))
         if piece.finish_reason is not None:
@@ -423,9 +357,6 @@ class Batch:
                 self.cancel(row, "its deadline has passed: allow more time or ask for fewer tokens")
         self._timed = [row for row in self._timed if row.finish_reason is None]
 
-    def _running(self) -> list[Row]:
-        return [row for row in self.scheduler.running if isinstance(row, Row)]
-
     def _new_slots(self) -> Places:
         config, state = self.engine.config, self.engine.state
         limit = None
@@ -438,33 +369,20 @@ class Batch:
     # Failures
 
     def _recover(self, error: RuntimeError) -> None:
-        """New arenas, and all requests start again from what they had committed.
-
-        Who took part is tried alone, once: what fails then is the request's own fault.
-        """
-        involved = [row for row in self._involved if row.finish_reason is None]
-        logger.error("an execution failed with %d requests in it: %s", len(involved), error)
-        self._failures += 1
-        if involved and involved == self._trials[:1]:
-            self.cancel(self._trials.pop(0), f"the execution failed, alone too: {error}")
+        """New arenas, and all requests start again from what they had committed."""
+        offender = self._suspects.blame(error)
+        if offender is not None:
+            self.cancel(offender, f"the execution failed, alone too: {error}")
         self._start_again()
-        if self._failures > MOST_FAILURES:
+        if self._suspects.failures > MOST_FAILURES:
             self._give_up(error)
-        if not self._trials:
-            self._trials = [row for row in involved if row.finish_reason is None]
+        self._suspects.accuse()
 
     def _start_again(self) -> None:
         """Empty arenas; whoever was in a slot waits at the head of the queue."""
         self._flight = None
         self.last_rounds.clear()
-        rows = self._running()
-        self.scheduler.requeue(rows)
-        for row in rows:
-            row.length = len(row.held)
-            row.stats.recoveries += 1
-        for entry in self.scheduler.waiting:
-            # One may have been on its way into a slot.
-            entry.computed, entry.slot = 0, None
+        requeue_running(self.scheduler)
         self.counters.recoveries += 1
         try:
             self.engine.reset()
@@ -474,52 +392,20 @@ class Batch:
         self._slots = self._new_slots()
         self._slots.hits, self._slots.hit_tokens = hits, tokens
 
-    def _give_up(self, error: Exception) -> None:
-        everybody = [*self.scheduler.waiting, *self.scheduler.running]
-        for row in everybody:
-            assert isinstance(row, Row)
-            self.cancel(row, f"the engine failed: {error}")
-        self._trials.clear()
-        raise EngineError(
-            f"the engine failed {self._failures} times in a row and aborted {len(everybody)} "
-            f"requests: {error}; start it again"
-        ) from error
+    def _give_up(self, error: Exception) -> NoReturn:
+        self._suspects.trials.clear()
+        give_up(error, self._suspects.failures, self.scheduler, self.cancel)
 
     def _try_alone(self, row: Row) -> None:
-        """Runs one request through its prompt and one round with nobody beside it."""
-        if row.finish_reason is None and row.slot is None:
-            self.scheduler.admit_first(row, self._place)
-            if row.slot is None:
-                # No pages beside those who were tried before it: it waits as others do.
-                self._trials.remove(row)
-                return
-        while row.finish_reason is None and not row.decodes:
-            left = row.length - row.computed
-            self._prefill(Chunk(row, row.computed, min(left, self.scheduler.chunk_tokens)))
-        if row.finish_reason is None:
-            self._dispatch([row])
-            self._land()
-        self._trials.remove(row)
-
-
-def _token_logprobs(
-    row: Row, report: RoundReport, index: int, count: int
-) -> list[TokenLogprob] | None:
-    wanted, found = row.params.logprobs, report.logprobs
-    if wanted is None or found is None:
-        return None
-    return [
-        TokenLogprob(
-            int(report.chosen[index, place]),
-            float(found.chosen[index, place]),
-            tuple(
-                (int(token), float(value))
-                for token, value in zip(
-                    found.top_ids[index, place, :wanted],
-                    found.top[index, place, :wanted],
-                    strict=True,
-                )
-            ),
+        try_alone(
+            row,
+            self.scheduler,
+            place=self._place,
+            prefill=self._prefill,
+            decode=self._decode_alone,
         )
-        for place in range(count)
-    ]
+        self._suspects.trials.remove(row)
+
+    def _decode_alone(self, row: Row) -> None:
+        self._dispatch([row])
+        self._land()

@@ -1,15 +1,13 @@
 """What an engine has done so far, as plain counts; who shows them is `metrics.py`'s business."""
 
-from typing import NamedTuple
+import dataclasses
 
 
-class Load(NamedTuple):
-    """A moment's view of an engine; counts are since its start.
+@dataclasses.dataclass(kw_only=True)
+class Counters:
+    """Counts of one batch since its start.
 
     Attributes:
-        waiting, prefilling, decoding: requests now.
-        slots, free_slots: arena rows now.
-        prefix_hits, prefix_tokens: prompts that took over a prefix, and tokens not computed again.
         prefill_tokens: tokens of prompts that were computed.
         rounds, rounds_drafting: rounds of rows, and those that verified drafts.
         drafts, accepted: proposals verified, and those the target agreed with.
@@ -18,30 +16,14 @@ class Load(NamedTuple):
         recoveries: times that the arenas were lost and everybody started again.
     """
 
-    waiting: int
-    prefilling: int
-    decoding: int
-    slots: int
-    free_slots: int
-    prefix_hits: int
-    prefix_tokens: int
-    prefill_tokens: int
-    rounds: int
-    rounds_drafting: int
-    drafts: int
-    accepted: int
     accepted_at: list[int]
-    finished: int
-    recoveries: int
-
-
-class Counters:
-    """Counts of one batch; `draft_len` is K."""
-
-    def __init__(self, draft_len: int):
-        self.prefilled = self.rounds = self.rounds_drafting = 0
-        self.drafts = self.accepted = self.finished = self.recoveries = 0
-        self.accepted_at = [0] * draft_len
+    prefill_tokens: int = 0
+    rounds: int = 0
+    rounds_drafting: int = 0
+    drafts: int = 0
+    accepted: int = 0
+    finished: int = 0
+    recoveries: int = 0
 
     def round(self, drafted: int, accepted: int) -> None:
         """One row's round."""
@@ -52,32 +34,21 @@ class Counters:
         for place in range(accepted):
             self.accepted_at[place] += 1
 
-    def load(
-        self,
-        *,
-        waiting: int,
-        prefilling: int,
-        decoding: int,
-        slots: int,
-        free_slots: int,
-        prefix_hits: int,
-        prefix_tokens: int,
-    ) -> Load:
-        """These counts beside what is true now."""
-        return Load(
-            waiting=waiting,
-            prefilling=prefilling,
-            decoding=decoding,
-            slots=slots,
-            free_slots=free_slots,
-            prefix_hits=prefix_hits,
-            prefix_tokens=prefix_tokens,
-            prefill_tokens=self.prefilled,
-            rounds=self.rounds,
-            rounds_drafting=self.rounds_drafting,
-            drafts=self.drafts,
-            accepted=self.accepted,
-            accepted_at=list(self.accepted_at),
-            finished=self.finished,
-            recoveries=self.recoveries,
-        )
+
+@dataclasses.dataclass(kw_only=True)
+class Load(Counters):
+    """A moment's view of an engine: `Load(**dataclasses.asdict(counters), waiting=…, …)`.
+
+    Attributes:
+        waiting, prefilling, decoding: requests now.
+        slots, free_slots: arena rows now.
+        prefix_hits, prefix_tokens: prompts that took over a prefix, and tokens not computed again.
+    """
+
+    waiting: int
+    prefilling: int
+    decoding: int
+    slots: int
+    free_slots: int
+    prefix_hits: int
+    prefix_tokens: int

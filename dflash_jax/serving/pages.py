@@ -120,10 +120,6 @@ class PagePool:
         """Pages that requests hold."""
         return len(self._pages) - self.free - self.cached
 
-    def fits(self, positions: int) -> bool:
-        """Whether a request of so many positions can be served at all, alone in the pool."""
-        return self._count(positions) <= len(self._pages)
-
     def admit(
         self, tokens: Sequence[int], reserve: int, *, with_context: bool = False
     ) -> Lease | None:
@@ -166,18 +162,6 @@ class PagePool:
             content=found.content,
             has_context=context_reused == reused,
         )
-
-    def extend(self, lease: Lease, positions: int) -> bool:
-        """Makes the lease cover so many positions; False, and no change, if too few pages are left.
-
-        To be called before a round for all that the round may write, drafts that it will reject
-        included.
-        """
-        missing = self._count(positions) - len(lease.pages)
-        if not self._can_take(missing, []):
-            return False
-        lease.pages += [self._take() for _ in range(missing)]
-        return True
 
     def commit(self, lease: Lease, tokens: Sequence[int], *, with_context: bool = False) -> None:
         """Says which tokens the lease's positions 0 … len(tokens) - 1 hold; full pages are shared.

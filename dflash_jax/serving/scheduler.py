@@ -12,7 +12,7 @@ neither side starves the other:
 import collections
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 # Prompts that find the budget full are let in by leaving rows out of one step: with 4, decoding
 # loses a fifth of its rounds at the most.
@@ -41,10 +41,13 @@ class Entry:
         return self.slot is not None and self.computed >= self.length
 
 
-class Chunk(NamedTuple):
+E = TypeVar("E", bound=Entry)
+
+
+class Chunk(NamedTuple, Generic[E]):
     """The next tokens of a prompt: `count` from `start` on."""
 
-    entry: Entry
+    entry: E
     start: int
     count: int
 
@@ -53,15 +56,15 @@ class Chunk(NamedTuple):
         return self.start + self.count == self.entry.length
 
 
-class Step(NamedTuple):
+class Step(NamedTuple, Generic[E]):
     """What one step computes: chunks first, then one round of the rows."""
 
-    chunks: list[Chunk]
-    rows: list[Entry]
+    chunks: list[Chunk[E]]
+    rows: list[E]
 
 
-class Scheduler:
-    """The queue and the requests in slots.
+class Scheduler(Generic[E]):
+    """The queue and the requests in slots; `E` is what the caller makes of an entry.
 
     Args:
         num_tokens: budget of a step, `max_num_tokens`.
@@ -74,16 +77,16 @@ class Scheduler:
             raise ValueError(f"a row of {row_tokens} tokens is beyond a step of {num_tokens}")
         self.num_tokens, self.row_tokens = num_tokens, row_tokens
         self.chunk_tokens = min(chunk_tokens, num_tokens)
-        self.waiting: collections.deque[Entry] = collections.deque()
-        self.running: list[Entry] = []
+        self.waiting: collections.deque[E] = collections.deque()
+        self.running: list[E] = []
         self._steps = 0
         self._starved = 0
 
-    def submit(self, entry: Entry) -> None:
+    def submit(self, entry: E) -> None:
         """Queues a request."""
         self.waiting.append(entry)
 
-    def requeue(self, entries: Iterable[Entry]) -> None:
+    def requeue(self, entries: Iterable[E]) -> None:
         """Puts requests that were running back before all others, in their order."""
         again = list(entries)
         for entry in again:
@@ -91,7 +94,7 @@ class Scheduler:
             entry.computed, entry.slot = 0, None
         self.waiting.extendleft(reversed(again))
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: E) -> None:
         """Takes a request out, wherever it is; nothing happens if it is not here."""
         if entry in self.waiting:
             self.waiting.remove(entry)
@@ -99,18 +102,18 @@ class Scheduler:
             self.running.remove(entry)
         entry.slot = None
 
-    def admit(self, place: Callable[[Entry], bool]) -> None:
+    def admit(self, place: Callable[[E], bool]) -> None:
         """Admits from the head of the queue while `place` finds room and sets the slot."""
         while self.waiting and place(self.waiting[0]):
             self._start(self.waiting.popleft())
 
-    def admit_first(self, entry: Entry, place: Callable[[Entry], bool]) -> None:
+    def admit_first(self, entry: E, place: Callable[[E], bool]) -> None:
         """Admits one that waits before all others."""
         if place(entry):
             self.waiting.remove(entry)
             self._start(entry)
 
-    def next_step(self) -> Step:
+    def next_step(self) -> Step[E]:
         """What to compute now; the caller does it and moves `computed` on."""
         self._steps += 1
         prompts = [entry for entry in self.running if not entry.decodes]
@@ -128,6 +131,10 @@ class Scheduler:
         self._starved = 0 if chunks or not prompts else self._starved + 1
         return Step(chunks, rows)
 
+    def rest(self, entry: E) -> Chunk[E]:
+        """As much of one prompt as a chunk holds, whoever else is there."""
+        return Chunk(entry, entry.computed, self._next_chunk(entry, self.chunk_tokens))
+
     def longest_gap(self, num_decoding: int) -> int:
         """Most steps from one round of a row to its next while `num_decoding` rows decode.
 
@@ -137,12 +144,12 @@ class Scheduler:
         turn = -(-num_decoding // (self.num_tokens // self.row_tokens))
         return turn + -(-turn // PATIENCE)
 
-    def _start(self, entry: Entry) -> None:
+    def _start(self, entry: E) -> None:
         # Behind those who run already: many short answers do not push a long one aside.
         entry.last_step = self._steps
         self.running.append(entry)
 
-    def _chunks(self, prompts: list[Entry], budget: int) -> list[Chunk]:
+    def _chunks(self, prompts: list[E], budget: int) -> list[Chunk[E]]:
         chunks = []
         for entry in prompts:
             count = self._next_chunk(entry, budget)
@@ -154,5 +161,5 @@ class Scheduler:
                 break
         return chunks
 
-    def _next_chunk(self, entry: Entry, budget: int) -> int:
+    def _next_chunk(self, entry: E, budget: int) -> int:
         return min(entry.length - entry.computed, budget, self.chunk_tokens)

@@ -127,10 +127,6 @@ class Slots:
         self._context_start[target] = self._context_start[source]
         self.index.drop(target)
 
-    def context_start(self, slot: int) -> int:
-        """The first token that the slot's context covers."""
-        return self._context_start[slot]
-
     def _candidates(self) -> set[int]:
         enough = self._bucket(len(self._busy) + 1)
         return set(range(enough)) - self._busy
