@@ -8,10 +8,7 @@ and seed: not on who is beside it, when it came, or whether it had to start agai
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
-
-import jax
+from typing import NoReturn
 
 from dflash_jax.arena.context import ContextRing
 from dflash_jax.decoding.report import NOT_RUN, RoundReport
@@ -20,6 +17,7 @@ from dflash_jax.serving.admission import enter, shares_a_prompt_in_work
 from dflash_jax.serving.counters import Counters, Load
 from dflash_jax.serving.drafting import host_drafts, note_drafting
 from dflash_jax.serving.engine import Engine
+from dflash_jax.serving.flight import Flight, LastRound, may_follow, note_round, weigh
 from dflash_jax.serving.logprobs import token_logprobs
 from dflash_jax.serving.output import Piece
 from dflash_jax.serving.places import Places, make_places
@@ -36,24 +34,6 @@ from dflash_jax.serving.scheduler import Chunk, Scheduler
 logger = logging.getLogger(__name__)
 
 Update = tuple[Row, Piece]
-
-
-class LastRound(NamedTuple):
-    """A slot's latest round, for tests and ablations; ids as the target and drafter chose them."""
-
-    drafts: list[int]
-    num_accepted_drafts: int
-    chosen: list[int]
-
-
-class Flight(NamedTuple):
-    """A dispatched round that has not been read."""
-
-    rows: list[Row]
-    slots: list[int]
-    packed: jax.Array
-    draft_len: int
-    started: float
 
 
 class Batch:
@@ -239,22 +219,13 @@ class Batch:
         self._flight = Flight(rows, slots, packed, width, time.monotonic())
 
     def _may_fly(self) -> bool:
-        """Whether the next round can be dispatched before this one's tokens are known.
-
-        Nothing but this round's rows may be about to run. A row that ends in the meantime does
-        not advance (`TokenState.remaining`); one that a stop string ends costs a round for nothing.
-        """
-        flight = self._flight
+        """Whether the next round can be dispatched before this one's tokens are known."""
+        flight, config = self._flight, self.engine.config
         if flight is None or self._suspects.trials or self.scheduler.waiting:
             return False
-        if self.engine.config.speculation == "suffix" or self._adaptive is not None:
+        if config.speculation == "suffix" or self._adaptive is not None:
             return False
-        if [row for row in self.scheduler.running if row not in flight.rows]:
-            return False
-        if [row.slot for row in flight.rows] != flight.slots:
-            return False
-        rounds = self.engine.config.rounds_per_step
-        return any(row.output.num_generated + rounds < row.params.max_tokens for row in flight.rows)
+        return may_follow(flight, self.scheduler.running, config.rounds_per_step)
 
     def _fly_on(self) -> bool:
         """Dispatches the next round of the same rows, then reads the one before."""
@@ -283,33 +254,14 @@ class Batch:
                 if row.finish_reason is None and report.num_accepted_drafts[slot] != NOT_RUN:
                     self._take_in(row, slot, report, plain=not width)
         if self._adaptive is not None:
-            self._weigh(self._adaptive, flight, reports)
-
-    def _weigh(
-        self, adaptive: AdaptiveDrafting, flight: Flight, reports: Sequence[RoundReport]
-    ) -> None:
-        """Tells what the rounds cost and gave, and notes what follows for those to come."""
-        ran = [report.num_accepted_drafts[flight.slots].tolist() for report in reports]
-        rounds = [[n for n in accepted if n != NOT_RUN] for accepted in ran]
-        rounds = [accepted for accepted in rounds if accepted]
-        seconds = (time.monotonic() - flight.started) / max(1, len(rounds))
-        for accepted in rounds:
-            note = adaptive.observe(len(flight.rows), flight.draft_len, seconds, accepted)
-            if note is not None:
-                for row in flight.rows:
-                    row.stats.notes.append(note)
+            weigh(self._adaptive, flight, reports)
 
     def _take_in(self, row: Row, slot: int, report: RoundReport, *, plain: bool) -> None:
-        accepted, drafted = int(report.num_accepted_drafts[slot]), int(report.num_drafts[slot])
-        self.last_rounds[slot] = LastRound(
-            report.drafts[slot, :drafted].tolist(), accepted, report.chosen[slot].tolist()
-        )
-        row.stats.drafts_per_round.append(drafted)
-        row.stats.accepted_drafts_per_round.append(accepted)
-        self.counters.round(drafted, accepted)
+        last = self.last_rounds[slot] = note_round(row, slot, report)
+        drafted = len(last.drafts)
+        self.counters.round(drafted, last.num_accepted_drafts)
         if not plain:
             note_drafting(row, drafted, self.engine.config.drafter)
-        row.stats.acceptance_lengths.append(accepted + 1)
         self._deliver(row, report, slot)
 
     # Delivery

@@ -28,9 +28,10 @@ from dflash_jax.planning.options import serve_config
 from dflash_jax.planning.plan import MemoryPlan, refuse_unfit
 from dflash_jax.planning.resolve import on_platform
 from dflash_jax.serving.allocation import announce, explained
-from dflash_jax.serving.batch import Batch, LastRound, Update
+from dflash_jax.serving.batch import Batch, Update
 from dflash_jax.serving.counters import Load
 from dflash_jax.serving.engine import Engine, Progress, compile_engine
+from dflash_jax.serving.flight import LastRound
 from dflash_jax.serving.output import Output
 from dflash_jax.serving.planner import (
     Pair,

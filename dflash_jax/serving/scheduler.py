@@ -12,7 +12,7 @@ neither side starves the other:
 import collections
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 # Prompts that find the budget full are let in by leaving rows out of one step: with 4, decoding
 # loses a fifth of its rounds at the most.
@@ -44,7 +44,8 @@ class Entry:
 E = TypeVar("E", bound=Entry)
 
 
-class Chunk(NamedTuple, Generic[E]):
+@dataclasses.dataclass(frozen=True)
+class Chunk(Generic[E]):
     """The next tokens of a prompt: `count` from `start` on."""
 
     entry: E
@@ -56,7 +57,8 @@ class Chunk(NamedTuple, Generic[E]):
         return self.start + self.count == self.entry.length
 
 
-class Step(NamedTuple, Generic[E]):
+@dataclasses.dataclass(frozen=True)
+class Step(Generic[E]):
     """What one step computes: chunks first, then one round of the rows."""
 
     chunks: list[Chunk[E]]
