@@ -190,7 +190,7 @@ READS_POSITIONS = {
     "cli/demo.py": "the demo's served length",
     "training/options.py": "a new drafter's own config",
     "weights/gguf.py": "a converted config",
-    "serving/batch.py": "up to where a slot's context is whole",
+    "serving/admission.py": "up to where a slot's context is whole",
     "serving/drafting.py": "the words of a warning",
 }
 

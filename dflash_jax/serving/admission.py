@@ -2,12 +2,25 @@
 
 from collections.abc import Iterable
 
+from dflash_jax.arena.context import ContextRing
 from dflash_jax.decoding.suffix import SuffixAutomaton
 from dflash_jax.serving.engine import Engine
 from dflash_jax.serving.opening import make_opening
+from dflash_jax.serving.places import Places, make_places
 from dflash_jax.serving.prefix import shared_length
 from dflash_jax.serving.row import Row
 from dflash_jax.serving.slots import LEAST_COPY, Place
+
+
+def make_slots(engine: Engine, *, reuse: bool) -> Places:
+    """The places of an engine whose arenas are empty."""
+    config, state = engine.config, engine.state
+    limit = None
+    if state.context is not None and config.drafter is not None:
+        # Up to here no row's context is frozen; a ring keeps no beginning.
+        ring = isinstance(state.context, ContextRing)
+        limit = 0 if ring else config.drafter.max_position_embeddings - config.block_width
+    return make_places(config, engine.row_sizes, reuse=reuse, context_limit=limit)
 
 
 def shares_a_prompt_in_work(row: Row, running: Iterable[Row]) -> bool:

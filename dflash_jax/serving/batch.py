@@ -10,24 +10,16 @@ import logging
 import time
 from typing import NoReturn
 
-from dflash_jax.arena.context import ContextRing
 from dflash_jax.decoding.report import NOT_RUN, RoundReport
 from dflash_jax.serving.adaptive import AdaptiveDrafting
-from dflash_jax.serving.admission import enter, shares_a_prompt_in_work
+from dflash_jax.serving.admission import enter, make_slots, shares_a_prompt_in_work
 from dflash_jax.serving.counters import Counters, Load
 from dflash_jax.serving.drafting import host_drafts, note_drafting
 from dflash_jax.serving.engine import Engine
 from dflash_jax.serving.flight import Flight, LastRound, may_follow, note_round, weigh
 from dflash_jax.serving.logprobs import token_logprobs
 from dflash_jax.serving.output import Piece
-from dflash_jax.serving.places import Places, make_places
-from dflash_jax.serving.recovery import (
-    MOST_FAILURES,
-    Suspects,
-    give_up,
-    requeue_running,
-    try_alone,
-)
+from dflash_jax.serving.recovery import Suspects, give_up, requeue_running, try_alone
 from dflash_jax.serving.row import Row
 from dflash_jax.serving.scheduler import Chunk, Scheduler
 
@@ -52,7 +44,7 @@ class Batch:
             chunk_tokens=engine.chunk_sizes[-1],
         )
         self._reuse = config.prefix_reuse if reuse is None else reuse
-        self._slots = self._new_slots()
+        self._slots = make_slots(self.engine, reuse=self._reuse)
         self._flight: Flight | None = None
         self._suspects = Suspects()
         self._timed: list[Row] = []
@@ -309,15 +301,6 @@ class Batch:
                 self.cancel(row, "its deadline has passed: allow more time or ask for fewer tokens")
         self._timed = [row for row in self._timed if row.finish_reason is None]
 
-    def _new_slots(self) -> Places:
-        config, state = self.engine.config, self.engine.state
-        limit = None
-        if state.context is not None and config.drafter is not None:
-            # Up to here no row's context is frozen; a ring keeps no beginning.
-            ring = isinstance(state.context, ContextRing)
-            limit = 0 if ring else config.drafter.max_position_embeddings - config.block_width
-        return make_places(config, self.engine.row_sizes, reuse=self._reuse, context_limit=limit)
-
     # Failures
 
     def _recover(self, error: RuntimeError) -> None:
@@ -326,7 +309,7 @@ class Batch:
         if offender is not None:
             self.cancel(offender, f"the execution failed, alone too: {error}")
         self._start_again()
-        if self._suspects.failures > MOST_FAILURES:
+        if self._suspects.too_many:
             self._give_up(error)
         self._suspects.accuse()
 
@@ -341,7 +324,7 @@ class Batch:
         except Exception as error:
             self._give_up(error)
         hits, tokens = self._slots.hits, self._slots.hit_tokens
-        self._slots = self._new_slots()
+        self._slots = make_slots(self.engine, reuse=self._reuse)
         self._slots.hits, self._slots.hit_tokens = hits, tokens
 
     def _give_up(self, error: Exception) -> NoReturn:

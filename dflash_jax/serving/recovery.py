@@ -34,6 +34,11 @@ class Suspects:
         self.trials: list[Row] = []
         self.failures = 0
 
+    @property
+    def too_many(self) -> bool:
+        """Whether so many steps failed that nobody but the engine can be at fault."""
+        return self.failures > MOST_FAILURES
+
     def clear_name(self) -> None:
         """A round went well; one of a suspect alone says nothing of the engine."""
         if not self.trials:
