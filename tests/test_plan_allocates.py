@@ -189,6 +189,7 @@ READS_POSITIONS = {
     "cli/plan.py": "the last row of the sweep",
     "cli/demo.py": "the demo's served length",
     "training/options.py": "a new drafter's own config",
+    "training/real_rounds.py": "the measurement's served length stays below them",
     "weights/gguf.py": "a converted config",
     "serving/admission.py": "up to where a slot's context is whole",
     "serving/drafting.py": "the words of a warning",

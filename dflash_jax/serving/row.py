@@ -36,7 +36,6 @@ class Row(Entry):
     generated: list[int] = dataclasses.field(default_factory=list)
     error: str | None = None
     suffixes: SuffixAutomaton | None = None
-    failures: int = 0
     stats: DecodeStats = dataclasses.field(default_factory=DecodeStats)
 
     @property
