@@ -23,7 +23,6 @@ class Row(Entry):
         generated: every committed id, those behind the end included: what the arenas hold.
         error: why it was aborted.
         suffixes: of its text, while it decodes with speculation "suffix".
-        failures: executions that failed while it took part, since its last success.
     """
 
     prompt: list[int] = dataclasses.field(kw_only=True)
