@@ -67,10 +67,10 @@ def chi_square(pairs: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sum((counts - expected) ** 2 / expected))
 
 
-SLOW_UNLIKELY = pytest.param("unlikely", marks=pytest.mark.slow)
+SLOW_MODES = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("plain", "unlikely")]
 
 
-@pytest.mark.parametrize("mode", ["plain", "likely", SLOW_UNLIKELY])
+@pytest.mark.parametrize("mode", ["likely", *SLOW_MODES])
 def test_the_joint_of_generated_positions_is_the_targets(markov, mode: str):
     """Faults 9, 13. Positions 1 and 2, then 2 and 3, which lie inside one block."""
     first = {"plain": 0, "likely": 10_000, "unlikely": 20_000}[mode]

@@ -377,8 +377,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return tiny.write_two_layers(tmp_path_factory.mktemp("pair"))
 
 
-@pytest.mark.parametrize("store", [POOL, ARENA], ids=["pool", "arena"])
-@pytest.mark.parametrize("read_piece", [256, None])
+@pytest.mark.parametrize(
+    ("store", "read_piece"),
+    [
+        pytest.param(POOL, 256, id="pool-256"),
+        pytest.param(ARENA, 256, id="arena-256", marks=pytest.mark.slow),
+        pytest.param(POOL, None, id="pool-whole", marks=pytest.mark.slow),
+        pytest.param(ARENA, None, id="arena-whole"),
+    ],
+)
 def test_pools_are_updated_in_place_and_temporaries_grow_with_the_rows_read(
     folders, store: dict[str, Any], read_piece: int | None
 ):

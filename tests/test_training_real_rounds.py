@@ -49,7 +49,7 @@ def test_answers_are_the_targets_own_and_every_token_is_of_a_round_or_the_prefil
     assert figures.accepted < 2.0
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
 def test_a_drafter_that_learnt_eight_texts_by_heart_fills_its_rounds(
     model, texts, rounds, tmp_path, optimizer
 ):
