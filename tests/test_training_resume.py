@@ -8,12 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import tiny_training as tiny
 from dflash_jax.errors import ConfigError
-from dflash_jax.training import step
 from dflash_jax.training.snapshots import Standing
 from dflash_jax.training.trainer import train
 
@@ -38,16 +36,6 @@ def straight(model, documents, tmp_path_factory):
     """A run of ten steps that nothing stopped, and its folder."""
     folder = tmp_path_factory.mktemp("straight")
     return train(model, documents, folder, tiny.options(**RUN)), folder
-
-
-def _params(drafter):
-    return {name: np.asarray(value) for name, value in step.drafter_params(drafter).items()}
-
-
-def _assert_same(one, other):
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
 def _rows(folder):
@@ -106,7 +94,7 @@ def test_a_run_killed_in_the_middle_resumes_to_the_same_parameters_bit_for_bit(
     whole, folder = straight
     assert (resumed.steps, resumed.best_step) == (10, whole.best_step)
     assert resumed.held_out == whole.held_out
-    _assert_same(_params(resumed.drafter), _params(whole.drafter))
+    tiny.assert_same(tiny.params(resumed.drafter), tiny.params(whole.drafter))
     assert _rows(tmp_path) == _rows(folder)
 
 
@@ -124,7 +112,7 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_the_best_is_what_a_run_g
     assert {best, 10} <= set(_steps(tmp_path)) and len(_steps(tmp_path)) <= 3
     # The whole run once more does nothing and gives the same.
     again = train(model, documents, tmp_path, options)
-    _assert_same(_params(again.drafter), _params(trained.drafter))
+    tiny.assert_same(tiny.params(again.drafter), tiny.params(trained.drafter))
 
 
 def test_a_run_stops_after_evaluations_without_a_better_figure(model, documents, tmp_path):

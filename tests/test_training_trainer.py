@@ -27,16 +27,6 @@ def documents(model):
     return tiny.documents(model)
 
 
-def _params(drafter):
-    return {name: np.asarray(value) for name, value in step.drafter_params(drafter).items()}
-
-
-def _assert_same(one, other):
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        np.testing.assert_array_equal(value, other[name], err_msg=name)
-
-
 def test_a_run_logs_every_ten_steps_and_measures_held_out_documents(model, documents, tmp_path):
     options = tiny.options(
         steps=20, held_out=0.6, evaluate_every=20, save_every=20, narrow_until=0.1
@@ -57,7 +47,7 @@ def test_a_run_can_begin_with_a_trained_drafter_and_keeps_its_config(model, docu
     options = tiny.options(steps=2, num_layers=1, block_size=8, learning_rate=0.0)
     second = train(model, documents, tmp_path / "b", options, begin_with=first).drafter
     assert second.config == first.config
-    _assert_same(_params(first), _params(second))
+    tiny.assert_same(tiny.params(first), tiny.params(second))
     record = json.loads((tmp_path / "b" / "options.json").read_text())
     assert (record["num_layers"], record["block_size"]) == (2, 4)
 
@@ -96,13 +86,13 @@ def test_a_batch_without_an_anchor_leaves_the_weights_as_they_are(model):
     options = tiny.options(full_head_from=0.0, weight_decay=0.1)
     drafter = start_drafter(drafter_config(model.config, options), model, init="random", seed=0)
     compiled = step.compile_step(step.abstract_of(drafter), options)
-    before = _params(drafter)
+    before = tiny.params(drafter)
     short = tiny.document(model, 3, 2)
     batch = build_batch([short, short], [np.zeros(0, np.int32)] * 2, width=4, quota=3)
     state = step.initial_state(drafter, options)
     state, report = compiled(state, batch, None, model.embedding, model.head, width=4)
     assert float(report.loss) == 0.0 and bool(report.finite) and int(state.step) == 1
-    _assert_same(before, {name: np.asarray(value) for name, value in state.params.items()})
+    tiny.assert_same(before, {name: np.asarray(value) for name, value in state.params.items()})
 
 
 def test_features_that_are_not_finite_stop_the_run_and_are_named(model, documents, tmp_path):

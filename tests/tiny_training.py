@@ -11,7 +11,8 @@ import numpy as np
 from flax import nnx
 
 from dflash_jax.config import TargetConfig
-from dflash_jax.models import Target, build_target
+from dflash_jax.models import DFlashDrafter, Target, build_target
+from dflash_jax.training import step
 from dflash_jax.training.documents import Document
 from dflash_jax.training.options import TrainOptions
 
@@ -108,3 +109,15 @@ def documents(model: Target, count: int = 7, *, final: bool = False) -> list[Doc
     return [
         document(model, 14 + 3 * i, 5, seed=i, ended=i % 2 == 0, final=final) for i in range(count)
     ]
+
+
+def params(drafter: DFlashDrafter) -> dict[str, np.ndarray]:
+    """The drafter's parameters by name, on the host."""
+    return {name: np.asarray(value) for name, value in step.drafter_params(drafter).items()}
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    """Equal names, and equal arrays bit for bit."""
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=name)

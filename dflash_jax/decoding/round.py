@@ -5,10 +5,12 @@ the same round with one token a row. `programs.py` compiles these functions, the
 was compiled; `state.py` is what they work on and `report.py` what they tell the host.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from dflash_jax.arena.kv import append_kv, kv_rows
@@ -44,6 +46,22 @@ class Prompt(NamedTuple):
     counts: Int[Array, " b"]
     last: Bool[Array, " b"]
     anchors: Int[Array, " b"]
+
+
+def padded_chunk(
+    slot: int, ids: Sequence[int], sizes: Sequence[int], *, last: bool, anchor: int | None = None
+) -> Prompt:
+    """One chunk for one slot, padded to the smallest of `sizes` (ascending) that holds it."""
+    padded = np.zeros((1, next(size for size in sizes if size >= len(ids))), np.int32)
+    padded[0, : len(ids)] = ids
+    fields: tuple[Any, ...] = (
+        np.array([slot], np.int32),
+        padded,
+        np.array([len(ids)], np.int32),
+        np.array([last]),
+        np.array([-1 if anchor is None else anchor], np.int32),
+    )
+    return Prompt(*fields)
 
 
 def prefill_chunk(

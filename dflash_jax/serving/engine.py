@@ -26,7 +26,7 @@ from dflash_jax.decoding.programs import (
     state_shardings,
 )
 from dflash_jax.decoding.report import RoundReport
-from dflash_jax.decoding.round import Prompt
+from dflash_jax.decoding.round import padded_chunk
 from dflash_jax.decoding.state import (
     Cleaning,
     EngineState,
@@ -120,17 +120,8 @@ class Engine:
         Returns:
             The packed report; its chosen token counts where the chunk is the last.
         """
-        size = next(size for size in self.chunk_sizes if size >= len(ids))
-        padded = np.zeros((1, size), np.int32)
-        padded[0, : len(ids)] = ids
-        fields: tuple[Any, ...] = (
-            np.array([slot], np.int32),
-            padded,
-            np.array([len(ids)], np.int32),
-            np.array([last]),
-            np.array([-1 if anchor is None else anchor], np.int32),
-        )
-        return self._pass(f"prefill-{size}", Prompt(*fields))
+        prompt = padded_chunk(slot, ids, self.chunk_sizes, last=last, anchor=anchor)
+        return self._pass(f"prefill-{prompt.ids.shape[1]}", prompt)
 
     def read_prefill(self, packed: jax.Array) -> RoundReport:
         """Waits for a chunk."""

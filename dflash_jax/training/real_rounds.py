@@ -16,7 +16,7 @@ from dflash_jax.config import ResolvedConfig, ServeConfig
 from dflash_jax.decoding.options import NO_ID, init_counts, init_options
 from dflash_jax.decoding.programs import Program, compile_program, list_programs, split_model
 from dflash_jax.decoding.report import NOT_RUN, RoundReport
-from dflash_jax.decoding.round import Prompt
+from dflash_jax.decoding.round import padded_chunk
 from dflash_jax.decoding.state import EngineState, Opening, init_state
 from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.planning.buckets import chunk_buckets
@@ -154,10 +154,9 @@ class RealRounds:
         chosen = 0
         for begin in range(0, len(ids), sizes[-1]):
             chunk = ids[begin : begin + sizes[-1]]
-            size = next(size for size in sizes if size >= len(chunk))
             last = begin + len(chunk) == len(ids)
-            prompt = _prompt(slot, chunk, size, last)
-            state, packed = self._run(f"prefill-{size}", *leaves, state, prompt)
+            prompt = padded_chunk(slot, chunk, sizes, last=last)
+            state, packed = self._run(f"prefill-{prompt.ids.shape[1]}", *leaves, state, prompt)
             chosen = int(RoundReport.unpack(np.asarray(packed), 0).chosen[0, 0])
         return state, chosen
 
@@ -207,16 +206,4 @@ def _opening(config: ResolvedConfig, slot: int, limit: int, ends: Collection[int
         drafting=jnp.bool_(True),
         options=init_options(1)._replace(ban_ids=jnp.asarray(padded)),
         counts=init_counts(1, config.target.vocab_size),
-    )
-
-
-def _prompt(slot: int, chunk: Sequence[int], size: int, last: bool) -> Prompt:
-    ids = np.zeros((1, size), np.int32)
-    ids[0, : len(chunk)] = chunk
-    return Prompt(
-        slots=jnp.array([slot], jnp.int32),
-        ids=jnp.asarray(ids),
-        counts=jnp.array([len(chunk)], jnp.int32),
-        last=jnp.array([last]),
-        anchors=jnp.array([-1], jnp.int32),
     )
