@@ -214,7 +214,7 @@ def _draft(config: ResolvedConfig, models: Models, rows: int, context: int) -> C
         target = models.target.rebuild(target_leaves)
         model = models.drafter.rebuild(drafter_leaves)
         method = BlockDrafter(model, target, config.max_draft_len, config.read_piece)
-        return method.propose(arena, slots, anchors).tokens
+        return method.propose(arena, slots, anchors, None).tokens
 
     arguments = (models.target.leaves, models.drafter.leaves, state.context, state.tokens.anchors)
     return _reading(draft, *arguments)

@@ -23,7 +23,7 @@ def test_what_is_packed_is_proposed_and_nothing_for_rows_that_are_not_active():
     assert isinstance(method, Drafter)
     assert (method.draft_len, method.layer_ids) == (2, ())
     slots = jnp.arange(4, dtype=jnp.int32)
-    proposal = method.propose(None, slots, slots)
+    proposal = method.propose(None, slots, slots, None)
     assert proposal.count.tolist() == [2, 1, 0, 0]
     assert proposal.tokens[0].tolist() == [5, 6] and proposal.tokens[1, 0] == 7
     assert proposal.log_q is None

@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 
 from dflash_jax.decoding.options import NO_ID, TOP_LOGPROBS, init_counts, init_options
-from dflash_jax.decoding.sampling import choose_tokens, chosen_logprobs, healthy_tokens
+from dflash_jax.decoding.sampling import (
+    DraftDraw,
+    choose_drafts,
+    choose_tokens,
+    chosen_logprobs,
+    healthy_tokens,
+)
 from sampling_oracle import Wish, adjusted, counts_of, options_of, probabilities
 
 V = 12
@@ -314,3 +320,48 @@ def test_a_vocabulary_of_fewer_than_twenty_ids_is_filled_up():
     assert np.array_equal(ids[..., :4], np.argsort(-np.asarray(logits), axis=-1))
     assert np.all(np.asarray(ids)[..., 4:] == -1) and np.all(np.isneginf(top[..., 4:]))
     assert np.allclose(np.exp(np.asarray(top)).sum(-1), 1, atol=1e-6)
+
+
+FILTERED = ["greedy", "temperature", "hot", "top_k", "top_p", "min_p", "all filters"]
+
+
+@pytest.mark.parametrize("name", FILTERED)
+@pytest.mark.parametrize("reduced", [False, True])
+def test_a_drafter_that_is_the_target_drafts_what_the_target_draws(name: str, reduced: bool):
+    block, length = 400, 37
+    options = options_of([WISHES[name]])
+    draw = DraftDraw(options, jnp.asarray([length], jnp.int32))
+    logits = random_logits(1, block, V, seed=4)
+    drafts = choose_drafts(logits, None, V, draw)
+    if reduced:
+        order = jnp.asarray(np.random.default_rng(0).permutation(V), jnp.int32)
+        drafts = order[choose_drafts(logits[:, :, order], order, V, draw)]
+    positions = jnp.arange(length + 1, length + 1 + block, dtype=jnp.int32)[None]
+    chosen = choose_tokens(logits, positions, drafts[:, 1:], options, init_counts(1, V))
+    np.testing.assert_array_equal(np.asarray(drafts), np.asarray(chosen))
+
+
+def test_two_draws_with_one_noise_agree_as_often_as_their_bound_says():
+    block = 6000
+    draw = DraftDraw(options_of([WISHES["temperature"]]), jnp.asarray([0], jnp.int32))
+    ours, theirs = random_logits(2, 1, 1, V, seed=6)
+    drafts, chosen = (
+        np.asarray(choose_drafts(jnp.broadcast_to(one, (1, block, V)), None, V, draw))
+        for one in (ours, theirs)
+    )
+    p, q = (np.asarray(jax.nn.softmax(one[0, 0] / 0.7)) for one in (theirs, ours))
+    apart = float(np.abs(p - q).sum()) / 2
+    agreed = float(np.mean(drafts == chosen))
+    least, most = (1 - apart) / (1 + apart), 1 - apart
+    assert least - 0.02 <= agreed <= most + 0.02
+    # The best draft alone, which needs no noise, is drawn less often here.
+    assert agreed > p[q.argmax()] + 0.02
+
+
+def test_drafts_of_greedy_rows_are_the_best_ids_in_mixed_company():
+    options = options_of([WISHES["greedy"], WISHES["hot"]])
+    logits = random_logits(2, 5, V, seed=7)
+    mixed = choose_drafts(logits, None, V, DraftDraw(options, jnp.zeros((2,), jnp.int32)))
+    best = choose_drafts(logits, None, V, None)
+    np.testing.assert_array_equal(np.asarray(mixed[0]), np.asarray(best[0]))
+    np.testing.assert_array_equal(np.asarray(best), np.asarray(logits).argmax(-1))

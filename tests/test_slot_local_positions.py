@@ -114,7 +114,7 @@ def test_the_block_begins_one_past_the_context(models, empty, features, append, 
     monkeypatch.setattr(DFlashDrafter, "block_hidden_cached", watching)
     arena = append(empty, 1, features[:, 128:168])
     slots, anchors = jnp.asarray([0, 1], jnp.int32), jnp.asarray([3, 7], jnp.int32)
-    BlockDrafter(drafter, target, 3, None).propose(arena, slots, anchors)
+    BlockDrafter(drafter, target, 3, None).propose(arena, slots, anchors, None)
     assert seen == [[0, 40]]
 
 

@@ -199,8 +199,8 @@ def use_drafts(monkeypatch: pytest.MonkeyPatch, drafts: Draft) -> None:
     """
 
     class Scripted(BlockDrafter):
-        def propose(self, arena, slots, anchors):
-            own = super().propose(arena, slots, anchors)
+        def propose(self, arena, slots, anchors, draw):
+            own = super().propose(arena, slots, anchors, draw)
             lengths = arena.lengths.at[slots].get(mode="fill", fill_value=0)
             return Proposal(drafts(anchors, lengths, own.tokens), own.count, None)
 

@@ -17,7 +17,7 @@ from dflash_jax.arena.context import (
 )
 from dflash_jax.arena.paged import table_rows
 from dflash_jax.arena.rows import slot_lengths
-from dflash_jax.decoding.sampling import greedy_tokens
+from dflash_jax.decoding.sampling import DraftDraw, choose_drafts
 from dflash_jax.models.drafter import DFlashDrafter
 from dflash_jax.models.target import Target
 
@@ -29,7 +29,8 @@ class Proposal(NamedTuple):
         tokens: proposed ids [b, K]; from `count` on, filler that never matches.
         count: proposals of each row, 0 … K; 0 means "did not draft", not "drafted id 0".
         log_q: log-probability the drafts were drawn with [b, K, v], or None for argmax drafts,
-            which are accepted by equality with the target's own draw.
+            and drafts drawn with the target's noise: both are accepted by equality with the
+            target's own draw.
     """
 
     tokens: Int[Array, "b K"]
@@ -48,8 +49,17 @@ class Drafter(Protocol):
     layer_ids: tuple[int, ...]
     draft_len: int
 
-    def propose(self, arena: Any, slots: Int[Array, " b"], anchors: Int[Array, " b"]) -> Proposal:
-        """Drafts for the given rows; rows that are dead or may not draft get count 0."""
+    def propose(
+        self,
+        arena: Any,
+        slots: Int[Array, " b"],
+        anchors: Int[Array, " b"],
+        draw: DraftDraw | None,
+    ) -> Proposal:
+        """Drafts for the given rows; rows that are dead or may not draft get count 0.
+
+        `draw` says how sampled rows draw; None in the greedy variant of a round.
+        """
         ...
 
     def absorb(
@@ -68,7 +78,7 @@ class Drafter(Protocol):
 
 
 class BlockDrafter:
-    """DFlash: one pass over [anchor, mask × (W - 1)] proposes all K tokens by argmax.
+    """DFlash: one pass over [anchor, mask × (W - 1)] proposes all K tokens at once.
 
     Args:
         full_len: K that the block is made for, of which the first `draft_len` drafts are proposed;
@@ -98,7 +108,11 @@ class BlockDrafter:
         self.first = self.block_width - full_len
 
     def propose(
-        self, arena: ContextArena, slots: Int[Array, " b"], anchors: Int[Array, " b"]
+        self,
+        arena: ContextArena,
+        slots: Int[Array, " b"],
+        anchors: Int[Array, " b"],
+        draw: DraftDraw | None,
     ) -> Proposal:
         config, width = self.model.config, self.block_width
         masks = jnp.full((anchors.shape[0], width - 1), config.mask_token_id, jnp.int32)
@@ -115,7 +129,8 @@ class BlockDrafter:
         vocab_size = self.target.config.vocab_size
         logits = self.model.logits(drafted, self.target.head, vocab_size)
         # A reduced vocabulary narrows what is proposed; what is verified is the target's own.
-        tokens = self.model.target_ids(greedy_tokens(logits))
+        ids = None if config.draft_vocab_size is None else self.model.draft_ids
+        tokens = self.model.target_ids(choose_drafts(logits, ids, vocab_size, draw))
         alive = (slots < arena.lengths.shape[0]) & self.follows(arena, slots)
         return Proposal(tokens, jnp.where(alive, self.draft_len, 0).astype(jnp.int32), None)
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from dflash_jax.decoding.draft import Proposal
+from dflash_jax.decoding.sampling import DraftDraw
 
 
 def pack_drafts(drafts: Mapping[int, Sequence[int]], rows: int, draft_len: int) -> np.ndarray:
@@ -36,7 +37,13 @@ class GivenDrafter:
         self.layer_ids: tuple[int, ...] = ()
         self.draft_len = packed.shape[1] - 1
 
-    def propose(self, arena: Any, slots: Int[Array, " b"], anchors: Int[Array, " b"]) -> Proposal:
+    def propose(
+        self,
+        arena: Any,
+        slots: Int[Array, " b"],
+        anchors: Int[Array, " b"],
+        draw: DraftDraw | None,
+    ) -> Proposal:
         counts = jnp.where(self.active, self.packed[:, 0], 0)
         return Proposal(self.packed[:, 1:], counts, None)
 

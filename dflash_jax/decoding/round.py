@@ -23,7 +23,12 @@ from dflash_jax.decoding.options import (
     init_options,
 )
 from dflash_jax.decoding.report import NOT_RUN, Logprobs, pack
-from dflash_jax.decoding.sampling import choose_tokens, chosen_logprobs, healthy_tokens
+from dflash_jax.decoding.sampling import (
+    DraftDraw,
+    choose_tokens,
+    chosen_logprobs,
+    healthy_tokens,
+)
 from dflash_jax.decoding.state import EngineState, TokenState
 from dflash_jax.decoding.verify import num_accepted_drafts
 from dflash_jax.models.target import Target
@@ -130,24 +135,27 @@ def decode_round(
     alive = active & (tokens.remaining[:rows] > 0)
     slots = live_slots(alive, kv.lengths.shape[0])
     anchors = tokens.anchors[:rows]
+    lengths = slot_lengths(kv.lengths, slots)
+    options, history, draw = None, None, None
+    if general:
+        options, history = _asked(tokens, alive)
+        draw = DraftDraw(options, lengths)
     proposal = no_proposal(rows)
     if drafter is not None and not plain:
-        proposal = drafter.propose(context, slots, anchors)
+        proposal = drafter.propose(context, slots, anchors, draw)
     num_drafts = jnp.where(tokens.drafting[:rows], proposal.count, 0)
     ids = jnp.concatenate([anchors[:, None], proposal.tokens], axis=1)
-    lengths = slot_lengths(kv.lengths, slots)
     layer_ids = drafter.layer_ids if drafter is not None else ()
     cache = kv_rows(kv, slots, piece, first=None)
     hidden, features, new = target.run(ids, lengths, cache, layer_ids)
     logits = target.logits(hidden)
-    if general:
-        options, history = _asked(tokens, alive)
+    if options is not None and history is not None:
         # The choice after the anchor at position `length` is the token at position length + 1.
         offsets = jnp.arange(1, ids.shape[1] + 1, dtype=jnp.int32)[None, :]
         positions = lengths[:, None] + offsets
         chosen = choose_tokens(logits, positions, proposal.tokens, options, history)
     else:
-        options, chosen = None, healthy_tokens(logits)
+        chosen = healthy_tokens(logits)
     accepted = num_accepted_drafts(proposal.tokens, num_drafts, chosen)
     committed = _after_pass(jnp.where(alive, accepted + 1, 0), _lowest(chosen, accepted))
     kv = append_kv(kv, slots, new, committed)

@@ -2,12 +2,16 @@
 
 Greedy rows take the best id. Sampled rows add Gumbel noise that depends only on the row's seed and
 the token's position in its sequence: a seeded row draws the same tokens alone or in a batch, in any
-slot, with a drafter or without, and a draft is accepted by equality with that draw, which leaves
-the distribution exactly the target's, as the row's options shape it (the draft does not depend on
-the noise). Everything is float32: bfloat16 noise has 128 levels and never reaches a thin tail.
+slot, with a drafter or without. A draft is accepted by equality with that draw, so what is
+committed is plain decoding's text whatever was drafted, and its distribution exactly the target's,
+as the row's options shape it. Drafts of sampled rows are drawn with the noise of their positions
+(`choose_drafts`): the nearer the drafter is to the target, the more often both draw the same id.
+Everything is float32: bfloat16 noise has 128 levels and never reaches a thin tail.
 
 `adjust.py` and `filters.py` are the options' own formulas.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,10 +68,53 @@ def choose_tokens(
         return jax.lax.cond(jnp.any(sampled), drawn, healthy_tokens, scores)
 
     def drawn(scores: Array) -> Array:
-        return _draw(scores, positions, options, sampled)
+        chosen = _draw(scores, positions, options, sampled, None, logits.shape[-1])
+        return jnp.where(jnp.isnan(jnp.max(scores, axis=-1)), UNSOUND, chosen)
 
     asked = jnp.any(sampled) | asks_adjustment(positions, options, logits.shape[-1])
     return jax.lax.cond(asked, adjusted, healthy_tokens, logits.astype(jnp.float32))
+
+
+class DraftDraw(NamedTuple):
+    """How rows of a general round draw their drafts.
+
+    Attributes:
+        options: one row for each row of the round.
+        lengths: tokens each row's target holds, int32 [b]; draft i is its token lengths + 1 + i.
+    """
+
+    options: SlotOptions
+    lengths: Int[Array, " b"]
+
+
+def choose_drafts(
+    logits: Float[Array, "b K c"],
+    ids: Int[Array, " c"] | None,
+    vocab_size: int,
+    draw: DraftDraw | None,
+) -> Int[Array, "b K"]:
+    """Drafts, as indexes into the drafter's vocabulary: the best, or a sampled row's draw.
+
+    A sampled row draws as the target will, from the drafter's logits under the row's temperature
+    and filters, with the target's own noise. Two draws with one noise agree with probability at
+    least (1 - d) / (1 + d), where d is the total variation of the two distributions, and always
+    where they are equal. Bias and penalties are left to the target.
+
+    Args:
+        ids: the target's id of each entry, for a reduced vocabulary; None: the target's first ones.
+        vocab_size: the target's.
+        draw: None: every row is greedy.
+    """
+    if draw is None:
+        return greedy_tokens(logits)
+    options = draw.options
+    offsets = jnp.arange(1, logits.shape[1] + 1, dtype=jnp.int32)[None, :]
+    positions, sampled = draw.lengths[:, None] + offsets, options.temperatures > 0
+
+    def drawn(scores: Array) -> Array:
+        return _draw(scores, positions, options, sampled, ids, vocab_size)
+
+    return jax.lax.cond(jnp.any(sampled), drawn, greedy_tokens, logits)
 
 
 def chosen_logprobs(
@@ -95,24 +142,28 @@ def chosen_logprobs(
 
 
 def _draw(
-    scores: Float[Array, "b t v"],
+    scores: Float[Array, "b t c"],
     positions: Int[Array, "b t"],
     options: SlotOptions,
     sampled: Bool[Array, " b"],
+    ids: Int[Array, " c"] | None,
+    vocab_size: int,
 ) -> Int[Array, "b t"]:
     """Draws from softmax(scores / temperature) over the allowed ids by the Gumbel trick.
 
     Scores are taken relative to the best before they are divided, so that no temperature overflows
-    and the ids that matter keep their precision.
+    and the ids that matter keep their precision. `ids` as in `choose_drafts`.
     """
     best = jnp.max(scores, axis=-1)
     temperatures = jnp.maximum(options.temperatures, LEAST_TEMPERATURE)
     floor = lowest_allowed(scores, best, temperatures, options)
     noisy = (scores - best[:, :, None]) / temperatures[:, None, None]
-    noisy = noisy + _gumbel(positions, options.seeds, scores.shape[-1])
+    noise = _gumbel(positions, options.seeds, vocab_size)
+    if ids is not None:
+        noise = noise.at[:, :, ids].get(mode="promise_in_bounds")
+    noisy = noisy + noise[:, :, : scores.shape[-1]]
     noisy = jnp.where(scores < floor[:, :, None], -jnp.inf, noisy)
-    chosen = greedy_tokens(jnp.where(sampled[:, None, None], noisy, scores))
-    return jnp.where(jnp.isnan(best), UNSOUND, chosen)
+    return greedy_tokens(jnp.where(sampled[:, None, None], noisy, scores))
 
 
 def _gumbel(
