@@ -13,7 +13,7 @@ import pytest
 
 from dflash_jax.decoding.options import NO_ID, TOP_LOGPROBS, init_counts, init_options
 from dflash_jax.decoding.sampling import (
-    DraftDraw,
+    RowDraws,
     choose_drafts,
     choose_tokens,
     chosen_logprobs,
@@ -330,7 +330,7 @@ FILTERED = ["greedy", "temperature", "hot", "top_k", "top_p", "min_p", "all filt
 def test_a_drafter_that_is_the_target_drafts_what_the_target_draws(name: str, reduced: bool):
     block, length = 400, 37
     options = options_of([WISHES[name]])
-    draw = DraftDraw(options, jnp.asarray([length], jnp.int32))
+    draw = RowDraws(options, jnp.asarray([length], jnp.int32))
     logits = random_logits(1, block, V, seed=4)
     drafts = choose_drafts(logits, None, V, draw)
     if reduced:
@@ -343,7 +343,7 @@ def test_a_drafter_that_is_the_target_drafts_what_the_target_draws(name: str, re
 
 def test_two_draws_with_one_noise_agree_as_often_as_their_bound_says():
     block = 6000
-    draw = DraftDraw(options_of([WISHES["temperature"]]), jnp.asarray([0], jnp.int32))
+    draw = RowDraws(options_of([WISHES["temperature"]]), jnp.asarray([0], jnp.int32))
     ours, theirs = random_logits(2, 1, 1, V, seed=6)
     drafts, chosen = (
         np.asarray(choose_drafts(jnp.broadcast_to(one, (1, block, V)), None, V, draw))
@@ -361,7 +361,7 @@ def test_two_draws_with_one_noise_agree_as_often_as_their_bound_says():
 def test_drafts_of_greedy_rows_are_the_best_ids_in_mixed_company():
     options = options_of([WISHES["greedy"], WISHES["hot"]])
     logits = random_logits(2, 5, V, seed=7)
-    mixed = choose_drafts(logits, None, V, DraftDraw(options, jnp.zeros((2,), jnp.int32)))
+    mixed = choose_drafts(logits, None, V, RowDraws(options, jnp.zeros((2,), jnp.int32)))
     best = choose_drafts(logits, None, V, None)
     np.testing.assert_array_equal(np.asarray(mixed[0]), np.asarray(best[0]))
     np.testing.assert_array_equal(np.asarray(best), np.asarray(logits).argmax(-1))

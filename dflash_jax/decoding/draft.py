@@ -17,7 +17,7 @@ from dflash_jax.arena.context import (
 )
 from dflash_jax.arena.paged import table_rows
 from dflash_jax.arena.rows import slot_lengths
-from dflash_jax.decoding.sampling import DraftDraw, choose_drafts
+from dflash_jax.decoding.sampling import RowDraws, choose_drafts
 from dflash_jax.models.drafter import DFlashDrafter
 from dflash_jax.models.target import Target
 
@@ -54,7 +54,7 @@ class Drafter(Protocol):
         arena: Any,
         slots: Int[Array, " b"],
         anchors: Int[Array, " b"],
-        draw: DraftDraw | None,
+        draw: RowDraws | None,
     ) -> Proposal:
         """Drafts for the given rows; rows that are dead or may not draft get count 0.
 
@@ -112,7 +112,7 @@ class BlockDrafter:
         arena: ContextArena,
         slots: Int[Array, " b"],
         anchors: Int[Array, " b"],
-        draw: DraftDraw | None,
+        draw: RowDraws | None,
     ) -> Proposal:
         config, width = self.model.config, self.block_width
         masks = jnp.full((anchors.shape[0], width - 1), config.mask_token_id, jnp.int32)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from dflash_jax.decoding.draft import Proposal
-from dflash_jax.decoding.sampling import DraftDraw
+from dflash_jax.decoding.sampling import RowDraws
 
 
 def pack_drafts(drafts: Mapping[int, Sequence[int]], rows: int, draft_len: int) -> np.ndarray:
@@ -42,7 +42,7 @@ class GivenDrafter:
         arena: Any,
         slots: Int[Array, " b"],
         anchors: Int[Array, " b"],
-        draw: DraftDraw | None,
+        draw: RowDraws | None,
     ) -> Proposal:
         counts = jnp.where(self.active, self.packed[:, 0], 0)
         return Proposal(self.packed[:, 1:], counts, None)

@@ -18,13 +18,12 @@ from dflash_jax.arena.rows import live_slots, slot_lengths
 from dflash_jax.decoding.draft import Drafter, Proposal
 from dflash_jax.decoding.options import (
     SlotOptions,
-    TokenCounts,
     count_outputs,
     init_options,
 )
 from dflash_jax.decoding.report import NOT_RUN, Logprobs, pack
 from dflash_jax.decoding.sampling import (
-    DraftDraw,
+    RowDraws,
     choose_tokens,
     chosen_logprobs,
     healthy_tokens,
@@ -136,10 +135,7 @@ def decode_round(
     slots = live_slots(alive, kv.lengths.shape[0])
     anchors = tokens.anchors[:rows]
     lengths = slot_lengths(kv.lengths, slots)
-    options, history, draw = None, None, None
-    if general:
-        options, history = _asked(tokens, alive)
-        draw = DraftDraw(options, lengths)
+    draw = RowDraws(_asked(tokens, alive), lengths) if general else None
     proposal = no_proposal(rows)
     if drafter is not None and not plain:
         proposal = drafter.propose(context, slots, anchors, draw)
@@ -149,13 +145,13 @@ def decode_round(
     cache = kv_rows(kv, slots, piece, first=None)
     hidden, features, new = target.run(ids, lengths, cache, layer_ids)
     logits = target.logits(hidden)
-    if options is not None and history is not None:
-        # The choice after the anchor at position `length` is the token at position length + 1.
-        offsets = jnp.arange(1, ids.shape[1] + 1, dtype=jnp.int32)[None, :]
-        positions = lengths[:, None] + offsets
-        chosen = choose_tokens(logits, positions, proposal.tokens, options, history)
+    if draw is None:
+        chosen, logprobs = healthy_tokens(logits), None
     else:
-        chosen = healthy_tokens(logits)
+        history = jax.tree.map(lambda array: array[:rows], tokens.counts)
+        positions = draw.positions(ids.shape[1])
+        chosen = choose_tokens(logits, positions, proposal.tokens, draw.options, history)
+        logprobs = _logprobs(logits, chosen, draw.options)
     accepted = num_accepted_drafts(proposal.tokens, num_drafts, chosen)
     committed = _after_pass(jnp.where(alive, accepted + 1, 0), _lowest(chosen, accepted))
     kv = append_kv(kv, slots, new, committed)
@@ -164,7 +160,6 @@ def decode_round(
         context = drafter.absorb(context, slots, features, kept)
     tokens = _commit(tokens, slots, chosen, committed, general=general)
     ran = jnp.where(alive, accepted, NOT_RUN)
-    logprobs = None if options is None else _logprobs(logits, chosen, options)
     return EngineState(kv, context, tokens), pack(
         num_drafts, ran, proposal.tokens, chosen, logprobs
     )
@@ -218,16 +213,15 @@ def no_proposal(rows: int) -> Proposal:
     return Proposal(jnp.zeros((rows, 0), jnp.int32), jnp.zeros((rows,), jnp.int32), None)
 
 
-def _asked(tokens: TokenState, alive: Bool[Array, " b"]) -> tuple[SlotOptions, TokenCounts]:
-    """Options and counts of the leading rows; a row without a request asks for nothing."""
+def _asked(tokens: TokenState, alive: Bool[Array, " b"]) -> SlotOptions:
+    """Options of the leading rows; a row without a request asks for nothing."""
     rows = alive.shape[0]
 
     def asked(array: Array, nothing: Array) -> Array:
         mask = alive.reshape(rows, *[1] * (array.ndim - 1))
         return jnp.where(mask, array[:rows], nothing)
 
-    options = jax.tree.map(asked, tokens.options, init_options(rows))
-    return options, jax.tree.map(lambda array: array[:rows], tokens.counts)
+    return jax.tree.map(asked, tokens.options, init_options(rows))
 
 
 def _after_pass(counts: Int[Array, " b"], chosen: Int[Array, " b"]) -> Int[Array, " b"]:

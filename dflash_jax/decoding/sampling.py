@@ -75,23 +75,30 @@ def choose_tokens(
     return jax.lax.cond(asked, adjusted, healthy_tokens, logits.astype(jnp.float32))
 
 
-class DraftDraw(NamedTuple):
-    """How rows of a general round draw their drafts.
+class RowDraws(NamedTuple):
+    """How the rows of a general round draw: their drafts, and the target's tokens.
 
     Attributes:
         options: one row for each row of the round.
-        lengths: tokens each row's target holds, int32 [b]; draft i is its token lengths + 1 + i.
+        lengths: tokens each row's target holds, the anchor not among them, int32 [b].
     """
 
     options: SlotOptions
     lengths: Int[Array, " b"]
+
+    def positions(self, count: int) -> Int[Array, "b t"]:
+        """Where the next `count` tokens after the anchor stand in their sequences.
+
+        The anchor is at position `lengths`, so the first of them is at lengths + 1.
+        """
+        return self.lengths[:, None] + jnp.arange(1, count + 1, dtype=jnp.int32)[None, :]
 
 
 def choose_drafts(
     logits: Float[Array, "b K c"],
     ids: Int[Array, " c"] | None,
     vocab_size: int,
-    draw: DraftDraw | None,
+    draw: RowDraws | None,
 ) -> Int[Array, "b K"]:
     """Drafts, as indexes into the drafter's vocabulary: the best, or a sampled row's draw.
 
@@ -108,8 +115,7 @@ def choose_drafts(
     if draw is None:
         return greedy_tokens(logits)
     options = draw.options
-    offsets = jnp.arange(1, logits.shape[1] + 1, dtype=jnp.int32)[None, :]
-    positions, sampled = draw.lengths[:, None] + offsets, options.temperatures > 0
+    positions, sampled = draw.positions(logits.shape[1]), options.temperatures > 0
 
     def drawn(scores: Array) -> Array:
         return _draw(scores, positions, options, sampled, ids, vocab_size)
