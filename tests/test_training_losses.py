@@ -57,6 +57,22 @@ def test_dpace_weighs_a_slot_by_the_expected_run_behind_it():
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
+def test_dpace_weights_are_the_slope_of_the_expected_run_by_each_log_probability():
+    """Finite differences of sum_i prod_{l <= i} q_l, in float64."""
+    each, step = _cross_entropy(LOGITS, LABELS), 1e-6
+    log_q = np.where(SCORED, np.log(0.5 * np.exp(-each) + 0.5), 0.0)
+
+    def run(log_q):
+        return np.exp(np.cumsum(log_q, -1)).sum(-1)
+
+    slopes = np.stack(
+        [(run(log_q + step * bump) - run(log_q - step * bump)) / (2 * step) for bump in np.eye(4)],
+        axis=-1,
+    )
+    got = losses.dpace_weights(jnp.asarray(each, jnp.float32), jnp.asarray(SCORED))
+    np.testing.assert_allclose(got, slopes, rtol=1e-5)
+
+
 def test_dpace_weights_carry_no_gradient():
     def total(loss):
         return jnp.sum(losses.dpace_weights(loss, jnp.asarray(SCORED)))

@@ -5,13 +5,17 @@ every document once and draws its anchors anew. Nothing here keeps state.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from dflash_jax.errors import ConfigError
 from dflash_jax.training.blocks import BlockBatch, build_batch, eligible_anchors, sample_anchors
 from dflash_jax.training.documents import Document
+from dflash_jax.training.packing import pack_batch
+
+Compute = Callable[[Sequence[Document]], list[Document]]
+"""Gives documents their features; `list` where they have them."""
 
 # Documents of similar length share a step: an epoch's order is sorted in groups of this many steps.
 _SORTED_STEPS = 16
@@ -61,10 +65,15 @@ def batch_at(
     quota: int,
     width: int,
     seed: int,
+    pack: int = 1,
+    compute: Compute = list,
 ) -> tuple[np.ndarray, BlockBatch]:
-    """Document indices and blocks of a step; short steps are filled with anchorless documents."""
+    """Document indices and blocks of a step; short steps are filled with anchorless documents.
+
+    `pack` documents share a row of context; `compute` gives documents the features they lack.
+    """
     chosen = documents_at(lengths, step, per_step, seed)
-    group = [documents[i] for i in chosen]
+    group = compute([documents[i] for i in chosen])
     anchors = []
     for index, document in zip(chosen, group, strict=True):
         rng = np.random.default_rng((seed, _ANCHORS, step, int(index)))
@@ -72,18 +81,25 @@ def batch_at(
         anchors.append(sample_anchors(eligible, quota, rng))
     missing = per_step - len(group)
     filler, none = [group[0]] * missing, [np.zeros(0, np.int32)] * missing
-    return chosen, build_batch(group + filler, anchors + none, width=width, quota=quota)
+    batch = build_batch(group + filler, anchors + none, width=width, quota=quota)
+    return chosen, pack_batch(batch, pack)
 
 
 def held_out_batches(
-    documents: Sequence[Document], *, per_step: int, quota: int, width: int, seed: int
+    documents: Sequence[Document],
+    *,
+    per_step: int,
+    quota: int,
+    width: int,
+    seed: int,
+    compute: Compute = list,
 ) -> list[BlockBatch]:
     """The same anchors every time, so that figures of one run compare with each other."""
     lengths = np.asarray([len(d.ids) for d in documents])
     order = np.argsort(lengths, kind="stable")
     batches = []
     for begin in range(0, len(order), per_step):
-        group = [documents[i] for i in order[begin : begin + per_step]]
+        group = compute([documents[i] for i in order[begin : begin + per_step]])
         rng = np.random.default_rng((seed, _HELD_OUT, begin))
         anchors = [
             sample_anchors(eligible_anchors(d.loss_mask, width, ended=d.ended), quota, rng)

@@ -4,27 +4,36 @@ A block at anchor a has slots o = 0 … w-1 at positions a + o. Slot 0 holds the
 slots hold the mask id; slot o is scored against the token at a + o, and slot 0 is not scored. A
 slot sees the context rows j < a (the anchor has no feature yet when serving drafts from it) and all
 slots of its own block. Source: the masks and labels that the published trainers agree on (DFlash
-2602.06036). Losses are in `losses.py`, the order of documents in `batches.py`.
+2602.06036). A row of context may hold several documents one after the other: positions are the
+document's own, and no block sees another document. Losses are in `losses.py`, the order of
+documents in `batches.py`.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from dflash_jax.arena.rows import KeyValues
 from dflash_jax.config import DrafterConfig
+from dflash_jax.models import DFlashDrafter
 from dflash_jax.models.attention import pass_mask
 from dflash_jax.training.documents import Document
 
+# Context rows of a step are rounded up to a multiple of this, so that few shapes are compiled.
+CONTEXT_MULTIPLE = 64
+
 
 class BlockBatch(NamedTuple):
-    """Blocks of some documents, m for each (rows without an anchor are padding and unscored).
+    """Blocks of some documents, m for each row (those without an anchor are padding, unscored).
 
     Attributes:
-        features: [b, s, ae], context rows 0 … s-1 of each document.
+        features: [b, s, ae], context: rows 0 … s-1 of a document, or of several in a row.
         anchors: int32 [b, m], positions; 0 in padding.
         anchor_ids: int32 [b, m], the tokens at the anchors.
         labels: int32 [b, m, w-1], tokens at a+1 … a+w-1; 0 where unscored.
@@ -32,6 +41,8 @@ class BlockBatch(NamedTuple):
         final: bfloat16 [b, m, w-1, e], the target's final hidden states at a … a+w-2: the teacher
             of slot o is the target's distribution after position a+o-1. Zeros where unscored; None
             where the documents have none.
+        positions: int32 [b, s], of the context rows in their own document; None: 0 … s-1.
+        firsts: int32 [b, m], the context row where the block's document begins; None: 0.
     """
 
     features: ArrayLike
@@ -40,6 +51,8 @@ class BlockBatch(NamedTuple):
     labels: ArrayLike
     scored: ArrayLike
     final: ArrayLike | None = None
+    positions: ArrayLike | None = None
+    firsts: ArrayLike | None = None
 
 
 def eligible_anchors(loss_mask: np.ndarray, width: int, *, ended: bool) -> np.ndarray:
@@ -74,7 +87,7 @@ def build_batch(
     *,
     width: int,
     quota: int,
-    multiple: int = 64,
+    multiple: int = CONTEXT_MULTIPLE,
 ) -> BlockBatch:
     """Arrays of one step; context rows are cut after the last anchor, rounded up to `multiple`."""
     count = len(documents)
@@ -126,15 +139,21 @@ def block_ids(anchor_ids: Int[Array, "b m"], mask_id: int, width: int) -> Int[Ar
 
 
 def context_masks(
-    config: DrafterConfig, anchors: Int[Array, "b m"], rows: int, width: int
+    config: DrafterConfig,
+    anchors: Int[Array, "b m"],
+    rows: int,
+    width: int,
+    firsts: Int[Array, "b m"] | None = None,
 ) -> list[Bool[Array, "b mw s"]]:
     """Which context rows each slot sees, a mask a layer: j < a, and q - j < W under a window W.
 
     With anchors 4 and 6, width 4: slots of the block at 6 see rows 0 … 5, those at 4 rows 0 … 3,
-    though the two blocks overlap.
+    though the two blocks overlap. A document that begins at row 10: rows 10 … 15 and 10 … 13.
     """
     row = jnp.arange(rows, dtype=jnp.int32)[None, None, :]
-    before = row < jnp.repeat(anchors, width, axis=1)[:, :, None]
+    if firsts is not None:
+        row = row - jnp.repeat(firsts, width, axis=1)[:, :, None]
+    before = (row >= 0) & (row < jnp.repeat(anchors, width, axis=1)[:, :, None])
     distance = block_positions(anchors, width)[:, :, None] - row
     return [before if w is None else before & (distance < w) for w in config.windows]
 
@@ -151,22 +170,60 @@ def block_masks(config: DrafterConfig, count: int, width: int) -> list[Bool[Arra
 
 
 def hidden_of_blocks(
-    drafter, batch: BlockBatch, embed: Float[Array, "r e"], width: int
+    drafter: DFlashDrafter,
+    batch: BlockBatch,
+    embed: Float[Array, "r e"],
+    width: int,
+    chunk: int = 0,
 ) -> Float[Array, "b m w e"]:
-    """Hidden states after the final norm of every slot, by the modules that serving runs."""
-    config = drafter.config
+    """Hidden states after the final norm of every slot, by the modules that serving runs.
+
+    With `chunk`, blocks of a row are computed that many at a time and once more in the backward
+    pass: masks and scores are [b, chunk w, s + chunk w] and nothing is as long as m w squared.
+    """
     anchors = jnp.asarray(batch.anchors)
     count, quota = anchors.shape
-    dtype = drafter.fc.weight[...].dtype
-    features = jnp.asarray(batch.features).astype(dtype)
+    features = jnp.asarray(batch.features).astype(drafter.fc.weight[...].dtype)
     rows = features.shape[1]
-    positions = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32)[None, :], (count, rows))
-    ids = block_ids(jnp.asarray(batch.anchor_ids), config.mask_token_id, width)
+    if batch.positions is None:
+        positions = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32)[None, :], (count, rows))
+    else:
+        positions = jnp.asarray(batch.positions)
+    firsts = jnp.zeros_like(anchors) if batch.firsts is None else jnp.asarray(batch.firsts)
+    blocks = (anchors, jnp.asarray(batch.anchor_ids), firsts)
+    run = partial(_block_hidden, drafter, drafter.context_kv(features, positions), embed, width)
+    if not 0 < chunk < quota:
+        return run(blocks)
+    parts = -(-quota // chunk)
+    hidden = jax.lax.map(jax.checkpoint(run), tuple(_in_parts(a, parts, chunk) for a in blocks))
+    hidden = hidden.swapaxes(0, 1).reshape(count, parts * chunk, width, -1)
+    return hidden[:, :quota]
+
+
+def _in_parts(array: Int[Array, "b m"], parts: int, chunk: int) -> Int[Array, "p b c"]:
+    """Blocks in parts of equal size; padding blocks have anchor 0 and are cut off afterwards."""
+    count, quota = array.shape
+    padded = jnp.pad(array, ((0, 0), (0, parts * chunk - quota)))
+    return padded.reshape(count, parts, chunk).swapaxes(0, 1)
+
+
+def _block_hidden(
+    drafter: DFlashDrafter,
+    context: Sequence[KeyValues],
+    embed: Float[Array, "r e"],
+    width: int,
+    blocks: tuple[Int[Array, "b m"], Int[Array, "b m"], Int[Array, "b m"]],
+) -> Float[Array, "b m w e"]:
+    """Some blocks of every row (their anchors, anchor ids and first rows) on one context."""
+    anchors, anchor_ids, firsts = blocks
+    config, (count, quota) = drafter.config, anchors.shape
+    ids = block_ids(anchor_ids, config.mask_token_id, width)
+    rows = context[0].keys.shape[2]
     hidden = drafter.block_hidden(
-        embed.at[ids].get(mode="promise_in_bounds").astype(dtype),
+        embed.at[ids].get(mode="promise_in_bounds").astype(drafter.fc.weight[...].dtype),
         block_positions(anchors, width),
-        drafter.context_kv(features, positions),
-        context_masks(config, anchors, rows, width),
+        context,
+        context_masks(config, anchors, rows, width, firsts),
         block_masks(config, quota, width),
     )
     return hidden.reshape(count, quota, width, -1)

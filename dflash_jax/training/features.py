@@ -1,4 +1,4 @@
-"""The target's features of a corpus, computed once and kept on disk in bfloat16.
+"""The target's features of a corpus: computed once and kept on disk in bfloat16, or for each step.
 
 One feature shard a corpus shard: `features-00000.bin` (rows, memory-mapped when read) and
 `features-00000.npz` (ids, borders and what the rows were made with), which is written last, so that
@@ -9,7 +9,8 @@ loss distils, the final hidden state behind them. Corpus shards are `corpus.py`'
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ from dflash_jax.training.provenance import file_hash
 log = logging.getLogger(__name__)
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
+_Ids = Sequence[int] | np.ndarray
 # Sequences of one pass are padded to a multiple of this, so that few shapes are compiled.
 ROW_MULTIPLE = 64
+# Sequences of one pass.
+COMPUTED_AT_A_TIME = 16
 
 
 def feature_bytes(tokens: int, taps: int, width: int) -> int:
@@ -42,7 +46,7 @@ def cache_features(
     folder: Path,
     layer_ids: Sequence[int],
     *,
-    batch_size: int = 16,
+    batch_size: int = COMPUTED_AT_A_TIME,
     keep_final: bool = False,
 ) -> None:
     """Computes the shards that `folder` lacks; logs their size before it starts.
@@ -63,14 +67,59 @@ def cache_features(
     tokens = sum(len(a.prompt_ids) + len(a.answer_ids) for p in missing for a in read_shard(p))
     width = target.config.hidden_size
     size = feature_bytes(tokens, len(layer_ids) + keep_final, width)
-    log.info("features of %d tokens in %d shards: %.2f GB", tokens, len(missing), size / 1e9)
     run = _compiled_pass(target, tuple(layer_ids), keep_final)
+    pace = _seconds_per_token(run, missing, batch_size)
+    log.info(
+        "features of %d tokens in %d shards: %.2f GB, about %.0f s",
+        tokens,
+        len(missing),
+        size / 1e9,
+        tokens * pace,
+    )
     for path in missing:
         answers = list(read_shard(path))
         made_from = _made_from(path, layer_ids) | {"final": width if keep_final else 0}
-        write_shard(
-            _index_path(folder, path), answers, made_from, _in_order(run, answers, batch_size)
-        )
+        rows = _in_order(run, [a.prompt_ids + a.answer_ids for a in answers], batch_size)
+        write_shard(_index_path(folder, path), answers, made_from, rows)
+
+
+def corpus_documents(corpus: Path) -> list[Document]:
+    """Every answer of a corpus without features: `compute_features` gives them those of a step.
+
+    Raises:
+        CheckpointError: the corpus has no shard.
+    """
+    documents = []
+    for path in shard_paths(corpus):
+        for answer in read_shard(path):
+            ids = np.asarray(answer.prompt_ids + answer.answer_ids, np.int32)
+            none = np.zeros((len(ids), 0), BFLOAT16)
+            ended = answer.finish_reason == "stop"
+            documents.append(Document(ids, len(answer.prompt_ids), ended, none))
+    return documents
+
+
+def compute_features(
+    target: Target, layer_ids: Sequence[int], *, keep_final: bool, batch_size: int
+) -> Callable[[Sequence[Document]], list[Document]]:
+    """A function that gives documents their features: the rows that a shard would hold.
+
+    Every step computes anew what it needs, `batch_size` documents a pass, and nothing is on disk.
+    """
+    run = _compiled_pass(target, tuple(layer_ids), keep_final)
+    taps = len(layer_ids) * target.config.hidden_size
+
+    def given(documents: Sequence[Document]) -> list[Document]:
+        rows = _in_order(run, [d.ids for d in documents], batch_size)
+        return [
+            document._replace(
+                features=row[: len(document.ids), :taps],
+                final=row[: len(document.ids), taps:] if keep_final else None,
+            )
+            for document, row in zip(documents, rows, strict=True)
+        ]
+
+    return given
 
 
 def read_features(folder: Path) -> list[Document]:
@@ -196,14 +245,29 @@ def _compiled_pass(target: Target, layer_ids: tuple[int, ...], keep_final: bool)
     return lambda ids: np.asarray(features(state, jnp.asarray(ids)))
 
 
-def _in_order(run, answers: Sequence[Answer], batch_size: int) -> Iterator[np.ndarray]:
-    """Features in the order of `answers`, computed in padded batches of neighbours."""
-    for begin in range(0, len(answers), batch_size):
-        group = answers[begin : begin + batch_size]
-        sequences = [a.prompt_ids + a.answer_ids for a in group]
-        rows = -(-max(map(len, sequences)) // ROW_MULTIPLE) * ROW_MULTIPLE
-        ids = np.zeros((batch_size, rows), np.int32)
-        for row, sequence in enumerate(sequences):
-            ids[row, : len(sequence)] = sequence
-        # Padding comes after the text and attention is causal, so it changes no kept row.
-        yield from run(ids)[: len(group)]
+def _in_order(run, sequences: Sequence[_Ids], batch_size: int) -> Iterator[np.ndarray]:
+    """Features in the order of `sequences`, computed in padded batches of neighbours."""
+    for begin in range(0, len(sequences), batch_size):
+        group = sequences[begin : begin + batch_size]
+        yield from run(_padded(group, batch_size))[: len(group)]
+
+
+def _padded(sequences: Sequence[_Ids], batch_size: int) -> np.ndarray:
+    """Ids of one pass; padding after the text changes no kept row, attention being causal."""
+    rows = -(-max(map(len, sequences)) // ROW_MULTIPLE) * ROW_MULTIPLE
+    ids = np.zeros((batch_size, rows), np.int32)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = sequence
+    return ids
+
+
+def _seconds_per_token(run, shards: Sequence[Path], batch_size: int) -> float:
+    """Time of one pass (its second call, compiled by then) over the tokens that it holds."""
+    answer = next((answer for path in shards for answer in read_shard(path)), None)
+    if answer is None:
+        return 0.0
+    ids = _padded([answer.prompt_ids + answer.answer_ids], batch_size)
+    run(ids)
+    begun = time.perf_counter()
+    run(ids)
+    return (time.perf_counter() - begun) / ids.size

@@ -84,7 +84,7 @@ def block_sums(
     options: TrainOptions,
 ) -> LossSums:
     """The loss of a batch, not yet divided: what gradient accumulation adds up exactly."""
-    hidden = hidden_of_blocks(drafter, batch, embed, width)[:, :, 1:]
+    hidden = hidden_of_blocks(drafter, batch, embed, width, options.anchor_chunk)[:, :, 1:]
     scored = jnp.asarray(batch.scored)
     labels = jnp.asarray(batch.labels if candidates is None else candidates.labels)
     logits = _logits(hidden, candidates, head, drafter.config.vocab_size)

@@ -27,6 +27,11 @@ class TrainOptions:
         steps: optimiser steps of the whole run.
         documents_per_step, anchors_per_document: blocks of a step (a document with fewer eligible
             anchors gives fewer).
+        anchor_chunk: blocks of a row that are computed at a time, so that attention masks stay
+            small, at the price of a second forward pass in the backward one; 0: all at once.
+        pack: documents that share a row of context, each seen by its own blocks only.
+        sliding_window: the drafter's layers see this many positions back; None: all.
+        features: "cached" on disk once, or "computed" anew for every step.
         optimizer: "adamw", or "muon" for matrices with AdamW for the rest.
         learning_rate: peak, after a linear warm-up over `warmup` of the steps.
         schedule: "cosine" to 0 over the rest, or "wsd": stable at the peak, then linear to 0 over
@@ -60,6 +65,10 @@ class TrainOptions:
     steps: int = 2000
     documents_per_step: int = 8
     anchors_per_document: int = 32
+    features: Literal["cached", "computed"] = "cached"
+    anchor_chunk: int = 0
+    pack: int = 1
+    sliding_window: int | None = None
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 1e-3
     schedule: Literal["cosine", "wsd"] = "cosine"
@@ -98,6 +107,11 @@ class TrainOptions:
         return self.loss.startswith("distill")
 
     @property
+    def keeps_final(self) -> bool:
+        """Whether features come with the target's final hidden states."""
+        return self.keep_final or self.distils
+
+    @property
     def weighs_by_run(self) -> bool:
         """Whether slots have D-PACE weights."""
         return self.loss.endswith("dpace")
@@ -130,7 +144,23 @@ class TrainOptions:
             num_taps=len(config.target_layer_ids),
             block_size=config.block_size,
             intermediate_size=config.intermediate_size,
+            sliding_window=config.windows[0] if len(set(config.windows)) == 1 else None,
         )
+
+
+# What counts cannot be below.
+_LEAST = {
+    "steps": 1,
+    "documents_per_step": 1,
+    "anchors_per_document": 1,
+    "accumulate": 1,
+    "pack": 1,
+    "evaluate_every": 1,
+    "save_every": 1,
+    "anchor_chunk": 0,
+    "frequent": 0,
+    "extra": 1,
+}
 
 
 def check_options(options: TrainOptions, devices: int = 1) -> None:
@@ -142,16 +172,23 @@ def check_options(options: TrainOptions, devices: int = 1) -> None:
     Raises:
         ConfigError: names every number that does not fit and what would.
     """
-    findings = []
-    for name in ("steps", "documents_per_step", "accumulate", "evaluate_every", "save_every"):
-        if getattr(options, name) < 1:
-            findings.append(f"{name} {getattr(options, name)}: at least 1")
-    parts = max(options.accumulate, 1) * devices
+    findings = [
+        f"{name} {getattr(options, name)}: at least {least}"
+        for name, least in _LEAST.items()
+        if getattr(options, name) < least
+    ]
+    parts = max(options.accumulate, 1) * devices * max(options.pack, 1)
     if options.documents_per_step % parts:
+        packed = f" x pack {options.pack}" if options.pack > 1 else ""
         findings.append(
             f"documents_per_step {options.documents_per_step} cannot be divided into accumulate "
-            f"{options.accumulate} x {devices} devices: use a multiple of {parts}"
+            f"{options.accumulate} x {devices} devices{packed}: use a multiple of {parts}"
         )
+    findings += [
+        f"{name} {getattr(options, name)}: above 0"
+        for name in ("gamma", "clip")
+        if getattr(options, name) <= 0
+    ]
     if options.schedule == "wsd" and options.warmup_steps + options.decay_steps > options.steps:
         findings.append(
             f"warmup {options.warmup} and decay_share {options.decay_share} leave no step of "
@@ -181,6 +218,11 @@ def drafter_config(target: TargetConfig, options: TrainOptions) -> DrafterConfig
             f"distill_weight {options.distill_weight}: a share, 0 (labels only) to 1 (the target's "
             "distribution only)"
         )
+    if options.sliding_window is not None and options.sliding_window < options.block_size:
+        raise ConfigError(
+            f"sliding_window {options.sliding_window} is shorter than a block of "
+            f"{options.block_size}: give at least that"
+        )
     if layers > target.num_hidden_layers:
         raise ConfigError(
             f"num_layers {layers} is more than the target's {target.num_hidden_layers}"
@@ -202,8 +244,9 @@ def drafter_config(target: TargetConfig, options: TrainOptions) -> DrafterConfig
         rms_norm_eps=target.rms_norm_eps,
         max_position_embeddings=target.max_position_embeddings,
         rope=target.rope,
-        windows=(None,) * layers,
-        causal=(False,) * layers,
+        windows=(options.sliding_window,) * layers,
+        # Published drafters with windows are causal inside a block in the layers that slide.
+        causal=(options.sliding_window is not None,) * layers,
         attention_bias=False,
         block_size=options.block_size,
         target_layer_ids=taps,

@@ -13,11 +13,12 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from dflash_jax.config import TargetConfig
-from dflash_jax.models import DFlashDrafter
+from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.training.answering import AnswerEngine, chat_tokenizer
 from dflash_jax.training.corpus import CorpusOptions, prompt_seed, shard_paths, write_corpus
+from dflash_jax.training.documents import Document
 from dflash_jax.training.export import export_drafter, model_card
-from dflash_jax.training.features import cache_features, read_features
+from dflash_jax.training.features import cache_features, corpus_documents, read_features
 from dflash_jax.training.made_up import PromptOptions, make_up_prompts
 from dflash_jax.training.options import TrainOptions, drafter_config
 from dflash_jax.training.prompts import Prompt, next_turn, prompts_from_file
@@ -79,17 +80,10 @@ def train_drafter(
     engine.close()
     log.info("answers: %s", dict(counts))
     target = load_target(target_folder, dtype="float32")
-    features = work_folder / "features"
-    cache_features(
-        target,
-        work_folder / "corpus",
-        features,
-        config.target_layer_ids,
-        keep_final=options.keep_final or options.distils,
-    )
+    documents = _documents(target, work_folder, config.target_layer_ids, options)
     trained = train(
         target,
-        read_features(features),
+        documents,
         work_folder / "run",
         options,
         begin_with=begin_with,
@@ -100,6 +94,17 @@ def train_drafter(
     card = _card(trained, target_folder, work_folder, options, corpus)
     export_drafter(trained.drafter, out_folder, card)
     return trained
+
+
+def _documents(
+    target: Target, work: Path, layer_ids: Sequence[int], options: TrainOptions
+) -> list[Document]:
+    """The corpus with cached features, or without where each step computes its own."""
+    if options.features == "computed":
+        return corpus_documents(work / "corpus")
+    features = work / "features"
+    cache_features(target, work / "corpus", features, layer_ids, keep_final=options.keeps_final)
+    return read_features(features)
 
 
 def _answers(

@@ -18,10 +18,11 @@ from jax.sharding import Mesh
 from dflash_jax.errors import ConfigError
 from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.planning import rules
-from dflash_jax.training import batches, step
+from dflash_jax.training import step
 from dflash_jax.training.blocks import BlockBatch
 from dflash_jax.training.documents import Document, check_final
-from dflash_jax.training.head import Candidates, choose_candidates, frequent_ids
+from dflash_jax.training.feed import Feed
+from dflash_jax.training.head import Candidates
 from dflash_jax.training.held_out import HeldOut, held_out_figures
 from dflash_jax.training.identity import documents_hash, parameters_hash
 from dflash_jax.training.options import TrainingError, TrainOptions, check_options, drafter_config
@@ -34,10 +35,7 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 
-_CANDIDATES = 3  # keeps the candidates' random stream apart from those of `batches`
 _LOG_EVERY = 10
-# Anchors of one held-out document.
-_HELD_OUT_QUOTA = 16
 
 
 class Trained(NamedTuple):
@@ -71,7 +69,8 @@ def train(
     """Trains a drafter, or goes on where a killed run of the same folder stopped.
 
     Args:
-        documents: with features of the taps that `drafter_config(target.config, options)` names.
+        documents: with features of the taps that `drafter_config(target.config, options)` names, or
+            without any where `options.features` is "computed".
         folder: for checkpoints and `log.csv`.
         begin_with: a float32 drafter to go on from instead of `options.init`; its config holds,
             whatever the options say of the drafter's shape.
@@ -100,7 +99,7 @@ def train(
     drafter = begin_with or start_drafter(
         drafter_config(target.config, options), target, init=options.init, seed=options.seed
     )
-    if options.distils:
+    if options.distils and options.features == "cached":
         check_final(documents)
     data = {
         "documents_sha256": documents_hash(documents),
@@ -127,23 +126,15 @@ class _Loop:
         shardings: step.Shardings | None,
     ):
         self.options, self.snapshots, self.shardings = options, snapshots, shardings
-        self.vocab_size, self.block_size = target.config.vocab_size, drafter.config.block_size
-        self.documents, held = batches.split_held_out(documents, options.held_out)
-        self.lengths = np.asarray([len(d.ids) for d in self.documents])
-        self.frequent = _frequent(self.documents, self.vocab_size, options.frequent)
+        self.block_size = drafter.config.block_size
+        self.feed = Feed(target, documents, options, drafter.config.target_layer_ids)
         self.abstract = step.abstract_of(drafter)
         self.start = self._whole(step.initial_state(drafter, options))
         self.head, self.embed = self._tables(target)
         self.step = step.compile_step(self.abstract, options, shardings)
         self.measure = step.compile_measure(self.abstract, options)
-        self.held_batches = batches.held_out_batches(
-            held,
-            per_step=options.documents_per_step,
-            quota=_HELD_OUT_QUOTA,
-            width=self.block_size,
-            seed=options.seed,
-        )
-        self.rounds = _real_rounds(target, self.abstract, held, options)
+        self.held_batches = self.feed.held_out(self.block_size)
+        self.rounds = _real_rounds(target, self.abstract, self.feed.held, options)
 
     def run(self, folder: Path, tensorboard: bool, progress: Progress | None) -> Trained:
         options = self.options
@@ -206,32 +197,13 @@ class _Loop:
         return held, real
 
     def _one(self, state: step.TrainState, number: int):
-        options = self.options
-        width = options.width_at(number)
-        chosen, batch = batches.batch_at(
-            self.documents,
-            self.lengths,
-            number,
-            per_step=options.documents_per_step,
-            quota=options.anchors_per_document,
-            width=width,
-            seed=options.seed,
-        )
-        candidates = self._candidates(batch, number)
-        placed, listed = self._divided(batch, candidates)
+        width = self.options.width_at(number)
+        chosen, batch = self.feed.batch(number)
+        placed, listed = self._divided(batch, self.feed.candidates(batch, number))
         state, report = self.step(state, placed, listed, self.embed, self.head, width=width)
         if not bool(report.finite):
-            raise TrainingError(_not_finite(number, chosen, batch, state))
+            raise TrainingError(_not_finite(number, chosen, self.feed, state))
         return state, report, width
-
-    def _candidates(self, batch: BlockBatch, number: int) -> Candidates | None:
-        options = self.options
-        rows = options.frequent + options.extra
-        if options.full_head_at(number) or rows >= self.vocab_size:
-            return None
-        rng = np.random.default_rng((options.seed, _CANDIDATES, number))
-        labels = np.asarray(batch.labels)
-        return choose_candidates(labels, self.frequent, options.extra, self.vocab_size, rng)
 
     def _held_out(self, params: step.Params) -> HeldOut | None:
         tables = (self.embed, self.head)
@@ -280,15 +252,13 @@ def _real_rounds(
     return RealRounds(target, abstract, chosen, options.accept_tokens)
 
 
-def _not_finite(number: int, chosen: np.ndarray, batch: BlockBatch, state: step.TrainState) -> str:
-    bad = [
-        int(index)
-        for row, index in enumerate(chosen)
-        if not np.isfinite(np.asarray(batch.features[row], np.float32)).all()  # type: ignore
-    ]
+def _not_finite(number: int, chosen: np.ndarray, feed: Feed, state: step.TrainState) -> str:
+    bad = feed.spoiled(chosen)
+    cached = feed.options.features == "cached"
+    remedy = "cache them again" if cached else "the target gives them: leave out such prompts"
     weights = [k for k, v in state.params.items() if not np.isfinite(np.asarray(v)).all()]
     where = (
-        f"the features of document {', '.join(map(str, bad))} are not finite: cache them again"
+        f"the features of document {', '.join(map(str, bad))} are not finite: {remedy}"
         if bad
         else f"parameters {', '.join(weights)} are not finite"
         if weights
@@ -298,10 +268,3 @@ def _not_finite(number: int, chosen: np.ndarray, batch: BlockBatch, state: step.
         f"step {number}: the loss or its gradient is not finite (documents "
         f"{', '.join(map(str, chosen))}); {where}. Nothing of this step was applied"
     )
-
-
-def _frequent(documents: Sequence[Document], vocab_size: int, size: int) -> np.ndarray:
-    counts = np.zeros(vocab_size, np.int64)
-    for document in documents:
-        np.add.at(counts, document.ids[document.answer_start :], 1)
-    return frequent_ids(counts, size)
