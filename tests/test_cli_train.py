@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from command_line import run
-from dflash_jax.cli.train_options import run_options
+from dflash_jax.cli.train_job import run_options
 from dflash_jax.config import DrafterConfig
 from tiny_text import MASK, write_text_drafter, write_text_target
 
@@ -79,7 +79,7 @@ def test_a_target_that_cannot_chat_is_refused_before_the_engine_starts(
 def test_a_dry_run_says_memory_disk_and_time_and_loads_nothing(
     target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("dflash_jax.cli.train.start_llm", None)
+    monkeypatch.setattr("dflash_jax.cli.train_job.start_llm", None)
     monkeypatch.setattr("dflash_jax.weights.load.load_target", None)
     ran = run("train", target, prompts, tmp_path / "new", *OPTIONS, "--dry-run", "--json")
     assert ran.code == 0 and not (tmp_path / "new.work").exists()

@@ -228,7 +228,7 @@ def test_computed_features_give_the_batches_of_cached_ones(model, documents, com
     [
         (
             {"pack": 2},
-            "documents_per_step 2 .* accumulate 1 x 2 devices x pack 2: .* multiple of 4",
+            "accumulate 1 x 2 devices x pack 2: use a multiple of 4",
         ),
         ({"pack": 0, "anchor_chunk": -1}, "pack 0: at least 1; anchor_chunk -1: at least 0"),
         ({"gamma": 0.0, "clip": -1.0}, "gamma 0.0: above 0; clip -1.0: above 0"),

@@ -54,6 +54,32 @@ def test_parts_and_devices_divide_what_they_should():
     assert features == [features[0], features[0], features[0] // 2]
 
 
+def test_computed_features_take_no_disk_and_a_target_pass_at_every_step():
+    plan = _plan(tiny.options(features="computed", loss="distill"))
+    assert plan.disk["features"].nbytes == 0
+    assert plan.feature_flops == 2 * 12_704 * 10 * 2 * 64
+    assert plan.memory["features of a batch"].nbytes == 2 * 64 * (2 + 1) * 16 * 2
+
+
+def test_chunks_keep_fewer_scores_and_compute_a_pass_more_and_packed_rows_are_longer():
+    """2 heads, 2 layers; 4 documents x 8 blocks of 4, 64 rows of context each."""
+    whole, parts, packed = (
+        _plan(tiny.options(documents_per_step=4, anchors_per_document=8, **changes))
+        for changes in ({}, {"anchor_chunk": 2}, {"pack": 2})
+    )
+    name = "activations (estimate)"
+    rows = 4 * (8 * 16 + 3 * 24)
+
+    def scores(slots, keys):
+        return 2 * (2 * 4 * slots * keys * 2 + rows * slots)
+
+    saved = scores(128, 64 + 32) - scores(32, 64 + 8) - 4 * 128 * 16
+    assert whole.memory[name].nbytes - parts.memory[name].nbytes == saved
+    longer = packed.memory[name].nbytes - whole.memory[name].nbytes
+    assert longer == scores(128, 2 * (64 + 32)) - scores(128, 64 + 32)
+    assert parts.flops_per_step > whole.flops_per_step < packed.flops_per_step
+
+
 def test_time_is_arithmetic_over_rate():
     plan = _plan(tiny.options(steps=10))
     assert plan.seconds(1e9) == pytest.approx((10 * plan.flops_per_step + plan.feature_flops) / 1e9)

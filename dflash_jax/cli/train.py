@@ -4,41 +4,19 @@ The stages and what they keep are `training/run.py`; the engine that answers the
 `answers.py`. A killed run goes on where it stopped when it is started again with the same options.
 """
 
-import dataclasses
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_jax.cli import options, output, train_options
+from dflash_jax.cli import options, output, train_job, train_options
+from dflash_jax.cli.convert import Layout
 from dflash_jax.cli.logs import notes_shown
-from dflash_jax.cli.progress import Bars
-from dflash_jax.cli.start import fetch_demo, start_llm
-from dflash_jax.cli.train_plan import plan_document, prompt_lines, show_plan
-from dflash_jax.errors import ConfigError
+from dflash_jax.cli.train_plan import show_plan
 
 if TYPE_CHECKING:
-    from dflash_jax import LLM
-    from dflash_jax.config import DrafterConfig, TargetConfig
-    from dflash_jax.training.corpus import CorpusOptions
-    from dflash_jax.training.options import TrainOptions
     from dflash_jax.training.trainer import Trained
-
-
-class Job(NamedTuple):
-    """What is to be trained from what, besides the run's own record."""
-
-    target: str
-    prompts: Path
-    drafter: Path
-    work: Path
-    begin_with: Path | None
-    made_up: int
-    corpus: "CorpusOptions"
-    max_batch_size: int | None
-    devices: int
-    tensorboard: bool
 
 
 def train(
@@ -78,9 +56,15 @@ def train(
     taps: train_options.Taps = None,
     block_size: train_options.BlockSize = None,
     intermediate_size: train_options.IntermediateSize = None,
+    sliding_window: train_options.SlidingWindow = None,
+    init: train_options.InitOption = None,
     steps: train_options.Steps = None,
     documents: train_options.Documents = None,
     anchors: train_options.Anchors = None,
+    features: train_options.FeaturesOption = None,
+    keep_final: train_options.KeepFinal = None,
+    pack: train_options.Pack = None,
+    anchor_chunk: train_options.AnchorChunk = None,
     accumulate: train_options.Accumulate = None,
     compute_dtype: train_options.ComputeDtypeOption = None,
     learning_rate: train_options.LearningRate = None,
@@ -88,8 +72,16 @@ def train(
     schedule: train_options.ScheduleOption = None,
     decay_share: train_options.DecayShare = None,
     optimizer: train_options.OptimizerOption = None,
+    weight_decay: train_options.WeightDecay = None,
+    clip: train_options.Clip = None,
     loss: train_options.LossOption = None,
     distill_weight: train_options.DistillWeight = None,
+    gamma: train_options.Gamma = None,
+    narrow_until: train_options.NarrowUntil = None,
+    narrow_width: train_options.NarrowWidth = None,
+    frequent: train_options.Frequent = None,
+    extra: train_options.Extra = None,
+    full_head_from: train_options.FullHeadFrom = None,
     held_out: train_options.HeldOutShare = None,
     evaluate_every: train_options.EvaluateEvery = None,
     save_every: train_options.SaveEvery = None,
@@ -98,6 +90,8 @@ def train(
     accept_prompts: train_options.AcceptPrompts = None,
     accept_tokens: train_options.AcceptTokens = None,
     seed: train_options.Seed = None,
+    layout: train_options.LayoutOption = Layout.ZLAB,
+    draft_vocab: train_options.DraftVocab = None,
     devices: train_options.DevicesOption = 1,
     tensorboard: train_options.TensorboardOption = False,
     dry_run: train_options.DryRunOption = False,
@@ -110,7 +104,8 @@ def train(
     """
     from dflash_jax.training.corpus import CorpusOptions
 
-    given = {name: value for name, value in locals().items() if name in _OF_THE_RUN}
+    of_the_run = train_job.run_option_names()
+    given = {name: value for name, value in locals().items() if name in of_the_run}
     corpus = CorpusOptions(
         max_prompt_tokens=max_prompt_tokens,
         max_answer_tokens=max_answer_tokens,
@@ -119,7 +114,7 @@ def train(
         seed=seed or 0,
     )
     work = work or drafter.with_name(drafter.name + ".work")
-    job = Job(
+    job = train_job.Job(
         target,
         prompts,
         drafter,
@@ -130,120 +125,22 @@ def train(
         max_batch_size,
         devices,
         tensorboard,
+        layout.value,
+        draft_vocab,
     )
     begun = time.perf_counter()
     with notes_shown():
-        target_config, drafter_config, asked = _checked(job, given)
+        target_config, drafter_config, asked = train_job.checked(job, given)
         if dry_run:
-            document = _planned(job, target_config, drafter_config, asked)
+            document = train_job.planned(job, target_config, drafter_config, asked)
         else:
-            document = _document(drafter, _train(job, asked), time.perf_counter() - begun)
+            document = _document(drafter, train_job.train(job, asked), time.perf_counter() - begun)
     if json:
         output.print_json(document)
     elif dry_run:
         show_plan(document, asked.steps)
     else:
         _show(document)
-
-
-_OF_THE_RUN = frozenset(
-    "mask_token_id layers taps block_size intermediate_size steps documents anchors accumulate "
-    "compute_dtype learning_rate warmup schedule decay_share optimizer loss distill_weight "
-    "held_out evaluate_every save_every patience accept_every accept_prompts accept_tokens "
-    "seed".split()
-)
-
-
-def _checked(job: Job, given: dict[str, Any]) -> "tuple[TargetConfig, DrafterConfig, TrainOptions]":
-    """What files and options can tell, before a backend starts."""
-    from dflash_jax.config import DrafterConfig, TargetConfig
-    from dflash_jax.training.options import check_options, drafter_config
-    from dflash_jax.weights.hub import resolve_model
-
-    with Bars() as bars:
-        fetch_demo(job.target, bars)
-    target = TargetConfig.from_folder(resolve_model(job.target))
-    base = None if job.begin_with is None else DrafterConfig.from_folder(job.begin_with)
-    asked = train_options.run_options(given, base)
-    drafter = base or drafter_config(target, asked)
-    check_options(asked, job.devices)
-    if target.vocab_size <= asked.frequent + asked.extra:
-        asked = dataclasses.replace(asked, frequent=0)  # no rows are left to sample from
-    return target, drafter, asked
-
-
-def _planned(
-    job: Job, target: "TargetConfig", drafter: "DrafterConfig", asked: "TrainOptions"
-) -> dict[str, Any]:
-    from dflash_jax.training.plan import plan_training
-
-    longest = job.corpus.max_prompt_tokens + job.corpus.max_answer_tokens
-    texts = prompt_lines(job.prompts) + job.made_up
-    plan = plan_training(
-        target, drafter, asked, documents=texts, longest=longest, devices=job.devices
-    )
-    return plan_document(plan, asked.compute_dtype)
-
-
-def _train(job: Job, asked: "TrainOptions") -> "Trained":
-    """Trains; the engine that answers starts when it is needed."""
-    from dflash_jax import load_drafter
-    from dflash_jax.cli.answers import Answers
-    from dflash_jax.serving.text import Tokenizer
-    from dflash_jax.training.made_up import PromptOptions
-    from dflash_jax.training.run import train_drafter
-    from dflash_jax.weights.hub import resolve_model
-
-    folder = resolve_model(job.target)
-    has_tokenizer = (folder / "tokenizer.json").is_file()
-    tokenizer = Tokenizer.from_folder(folder) if has_tokenizer else None
-    mesh = _mesh(job.devices)
-    base = None if job.begin_with is None else load_drafter(job.begin_with, dtype="float32")
-    with Bars() as bars:
-        return train_drafter(
-            folder,
-            job.prompts,
-            job.drafter,
-            asked,
-            engine=Answers(tokenizer, lambda: _answering(job, bars)),
-            work_folder=job.work,
-            prompts=PromptOptions(made_up=job.made_up, seed=asked.seed),
-            corpus=job.corpus,
-            begin_with=base,
-            mesh=mesh,
-            tensorboard=job.tensorboard,
-            progress=bars,
-        )
-
-
-def _answering(job: Job, bars: Bars) -> "LLM":
-    """The engine that makes up prompts and answers them."""
-    corpus = job.corpus
-    longest = max(corpus.max_answer_tokens, corpus.max_prompt_tokens if job.made_up else 0)
-    return start_llm(
-        job.target,
-        None,
-        bars,
-        max_seq_len=corpus.max_prompt_tokens + longest,
-        max_batch_size=job.max_batch_size,
-        prefix_reuse=False,
-    )
-
-
-def _mesh(devices: int) -> Any:
-    """The first devices as a mesh that documents are divided over; None for one."""
-    import jax
-    import numpy as np
-
-    from dflash_jax.training.step import DATA_AXIS
-
-    found = jax.devices()
-    if devices > len(found):
-        raise ConfigError(
-            f"--devices {devices}: JAX sees {len(found)} here ({found[0].platform}); give at most "
-            "as many"
-        )
-    return None if devices == 1 else jax.sharding.Mesh(np.array(found[:devices]), (DATA_AXIS,))
 
 
 def _document(drafter: Path, trained: "Trained", seconds: float) -> dict[str, Any]:

@@ -1,22 +1,16 @@
-"""The options of `dflash-jax train`, and how they become the run's own record.
+"""The options of `dflash-jax train` as the command line reads them.
 
-An option that was not given is None and leaves the record's default; a drafter to go on from has a
-shape already, and an option that says otherwise is refused. What they mean is `TrainOptions`.
+None is an option that was not given. What they mean is `TrainOptions`; how they become that record
+is `train_job.py`.
 """
 
-import dataclasses
 import enum
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from dflash_jax.errors import ConfigError
-
-if TYPE_CHECKING:
-    from dflash_jax.config import DrafterConfig
-    from dflash_jax.training.options import TrainOptions
+from dflash_jax.cli.convert import Layout
 
 
 class Optimizer(enum.StrEnum):
@@ -33,6 +27,20 @@ class Loss(enum.StrEnum):
     DPACE = "dpace"
     DISTILL = "distill"
     DISTILL_DPACE = "distill_dpace"
+
+
+class Init(enum.StrEnum):
+    """As `TrainOptions.init`."""
+
+    TARGET = "target"
+    RANDOM = "random"
+
+
+class Features(enum.StrEnum):
+    """As `TrainOptions.features`."""
+
+    CACHED = "cached"
+    COMPUTED = "computed"
 
 
 class Schedule(enum.StrEnum):
@@ -64,6 +72,28 @@ IntermediateSize = Annotated[
 Steps = Annotated[int | None, typer.Option("--steps", help="Optimiser steps [2000].")]
 Documents = Annotated[int | None, typer.Option("--documents", help="Answers of a step [8].")]
 Anchors = Annotated[int | None, typer.Option("--anchors", help="Blocks of an answer a step [32].")]
+InitOption = Annotated[
+    Init | None, typer.Option("--init", help="What the layers start from [target].")
+]
+FeaturesOption = Annotated[
+    Features | None,
+    typer.Option("--features", help="Kept on disk, or computed anew every step [cached]."),
+]
+KeepFinal = Annotated[
+    bool | None,
+    typer.Option("--keep-final", help="Keep what distilling losses need, whatever the loss."),
+]
+Pack = Annotated[
+    int | None, typer.Option("--pack", help="Answers that share a row, for less padding [1].")
+]
+AnchorChunk = Annotated[
+    int | None,
+    typer.Option("--anchor-chunk", help="Blocks of a row computed at a time; 0: all [0]."),
+]
+SlidingWindow = Annotated[
+    int | None,
+    typer.Option("--sliding-window", help="Positions back that the drafter sees; default: all."),
+]
 Accumulate = Annotated[
     int | None,
     typer.Option("--accumulate", help="Parts that a step is computed in, for less memory [1]."),
@@ -75,6 +105,31 @@ Warmup = Annotated[
 DecayShare = Annotated[
     float | None,
     typer.Option("--decay-share", help="Last share of the steps, to 0, with --schedule wsd [0.2]."),
+]
+WeightDecay = Annotated[float | None, typer.Option("--weight-decay", help="Of the optimiser [0].")]
+Clip = Annotated[
+    float | None, typer.Option("--clip", help="Largest norm of a step's gradient [1].")
+]
+Gamma = Annotated[
+    float | None, typer.Option("--gamma", help="Slots over which weights decay, loss decayed [4].")
+]
+NarrowUntil = Annotated[
+    float | None,
+    typer.Option("--narrow-until", help="Share of the steps with narrow blocks first [0]."),
+]
+NarrowWidth = Annotated[
+    int | None, typer.Option("--narrow-width", help="Slots of those narrow blocks [4].")
+]
+Frequent = Annotated[
+    int | None,
+    typer.Option("--frequent", help="Frequent ids in every step's softmax; 0: all ids [6144]."),
+]
+Extra = Annotated[
+    int | None, typer.Option("--extra", help="Other ids in it, sampled anew each step [2048].")
+]
+FullHeadFrom = Annotated[
+    float | None,
+    typer.Option("--full-head-from", help="Share of the steps after which all ids are in [0.9]."),
 ]
 HeldOutShare = Annotated[
     float | None,
@@ -135,49 +190,12 @@ TensorboardOption = Annotated[
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print memory, disk and time, and load nothing.")
 ]
-
-# Options whose field has another name.
-_FIELDS = {
-    "layers": "num_layers",
-    "taps": "num_taps",
-    "documents": "documents_per_step",
-    "anchors": "anchors_per_document",
-}
-
-
-def run_options(given: Mapping[str, Any], begin_with: "DrafterConfig | None") -> "TrainOptions":
-    """The run that was asked for.
-
-    Args:
-        given: by parameter name; None was not given.
-        begin_with: config of the drafter to go on from.
-
-    Raises:
-        ConfigError: no mask id, or an option that contradicts `begin_with`.
-    """
-    from dflash_jax.training.options import TrainOptions
-
-    said = {
-        _FIELDS.get(name, name): value.value if isinstance(value, enum.Enum) else value
-        for name, value in given.items()
-        if value is not None
-    }
-    if begin_with is None:
-        if "mask_token_id" not in said:
-            raise ConfigError(
-                "no mask id: give --mask-token-id, a reserved id that text never holds"
-            )
-        return TrainOptions(**said)
-    fields: dict[str, Any] = {"mask_token_id": begin_with.mask_token_id} | said
-    asked = TrainOptions(**fields)
-    held = asked.with_shape_of(begin_with)
-    different = [
-        f"{field.name} {getattr(asked, field.name)} is {getattr(held, field.name)} there"
-        for field in dataclasses.fields(held)
-        if field.name in said and getattr(asked, field.name) != getattr(held, field.name)
-    ]
-    if different:
-        raise ConfigError(
-            f"--from has a drafter of another shape: {'; '.join(different)}; leave these out"
-        )
-    return held
+LayoutOption = Annotated[
+    Layout, typer.Option("--layout", help="Of the drafter's folder, as other engines read it.")
+]
+DraftVocab = Annotated[
+    int | None,
+    typer.Option(
+        "--draft-vocab", help="The drafter proposes the answers' so many most frequent ids alone."
+    ),
+]

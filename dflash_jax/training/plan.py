@@ -32,7 +32,7 @@ class TrainingPlan(NamedTuple):
         disk: bytes on disk by category.
         flops_per_step: multiplications and additions of one step, forward and backward, on one
             device.
-        feature_flops: of the target's pass over all text.
+        feature_flops: of the target's passes over text: once, or at every step.
         steps: of the run.
     """
 
@@ -69,24 +69,27 @@ def plan_training(
     """
     weights = _count(drafter_shapes(drafter))
     on_device = options.documents_per_step // (devices * options.accumulate)
-    taps = len(drafter.target_layer_ids)
+    rows = len(drafter.target_layer_ids) + options.keeps_final
     memory = {
         "target weights": Amount(_FLOAT32 * _count(target_shapes(target)), "parameters x 4"),
         "drafter weights": Amount(_FLOAT32 * weights, "parameters x 4"),
         "gradients": Amount(_FLOAT32 * weights, "parameters x 4"),
         "moments": Amount(_moments(drafter, options), _MOMENTS[options.optimizer]),
         "features of a batch": Amount(
-            feature_bytes(on_device * options.accumulate * longest, taps, target.hidden_size),
-            f"{on_device * options.accumulate} documents x {longest:,} x {taps} taps x "
+            feature_bytes(on_device * options.accumulate * longest, rows, target.hidden_size),
+            f"{on_device * options.accumulate} documents x {longest:,} x {rows} taps x "
             f"{target.hidden_size} x 2",
         ),
         "activations (estimate)": _activations(drafter, options, on_device, longest),
     }
-    tokens = documents * longest
+    cached = options.features == "cached"
+    texts = documents if cached else options.steps * options.documents_per_step
     disk = {
         "features": Amount(
-            feature_bytes(tokens, taps, target.hidden_size),
-            f"{documents:,} texts x {longest:,} x {taps} taps x {target.hidden_size} x 2, at most",
+            feature_bytes(texts * longest * cached, rows, target.hidden_size),
+            f"{documents:,} texts x {longest:,} x {rows} taps x {target.hidden_size} x 2, at most"
+            if cached
+            else "computed at every step",
         ),
         "checkpoints": Amount(
             _CHECKPOINTS * (_FLOAT32 * weights + memory["moments"].nbytes),
@@ -94,7 +97,7 @@ def plan_training(
         ),
     }
     step = options.accumulate * _flops(drafter, options, on_device, longest)
-    feature_flops = 2.0 * _count(target_shapes(target)) * tokens
+    feature_flops = 2.0 * _count(target_shapes(target)) * texts * longest
     return TrainingPlan(memory, disk, step, feature_flops, options.steps)
 
 
@@ -122,26 +125,40 @@ def _slots(options: TrainOptions, documents: int) -> int:
     return documents * options.anchors_per_document * options.block_size
 
 
+def _at_a_time(options: TrainOptions) -> int:
+    """Slots of a row that attention sees at a time."""
+    blocks = options.pack * options.anchors_per_document
+    return min(options.anchor_chunk or blocks, blocks) * options.block_size
+
+
+def _recomputes(options: TrainOptions) -> bool:
+    """Whether blocks come in chunks, whose forward pass is done once more in the backward one."""
+    return 0 < options.anchor_chunk < options.pack * options.anchors_per_document
+
+
 def _activations(
     drafter: DrafterConfig, options: TrainOptions, documents: int, longest: int
 ) -> Amount:
     """What a part of a step keeps for its backward pass.
 
     Logits and their gradient in float32; in each layer the scores, twice, and about eight rows of
-    model width and three of the MLP's a slot, context rows' keys and values.
+    model width and three of the MLP's a slot, context rows' keys and values. With chunks only one of
+    them keeps its layers, and of the others one row a slot is there.
     """
     size = 2 if options.compute_dtype == "bfloat16" else _FLOAT32
     slots, context = _slots(options, documents), documents * longest
-    keys = longest + options.anchors_per_document * options.block_size
     logits = 2 * _FLOAT32 * slots * _head_rows(drafter, options)
-    scores = 2 * _FLOAT32 * slots * keys * drafter.num_attention_heads
-    rows = slots * (8 * drafter.hidden_size + 3 * drafter.intermediate_size)
+    kept = documents // options.pack * _at_a_time(options)
+    keys = options.pack * longest + _at_a_time(options)
+    scores = 2 * _FLOAT32 * kept * keys * drafter.num_attention_heads
+    rows = kept * (8 * drafter.hidden_size + 3 * drafter.intermediate_size)
     kv = 2 * context * drafter.num_key_value_heads * drafter.head_dim
     layers = drafter.num_hidden_layers * (scores + size * (rows + kv))
+    whole = size * slots * drafter.hidden_size if _recomputes(options) else 0
     return Amount(
-        logits + layers,
-        f"{slots:,} slots x ({_head_rows(drafter, options):,} logits x 2 x 4, and a layer's rows "
-        f"and scores x {drafter.num_hidden_layers})",
+        logits + whole + layers,
+        f"{slots:,} slots x {_head_rows(drafter, options):,} logits x 2 x 4, and {kept:,} slots x "
+        f"a layer's rows and scores x {drafter.num_hidden_layers}",
     )
 
 
@@ -152,10 +169,11 @@ def _flops(drafter: DrafterConfig, options: TrainOptions, documents: int, longes
     inputs = math.prod(shapes[("fc", "weight")])
     width, heads = drafter.hidden_size, drafter.num_attention_heads * drafter.head_dim
     kv = 2 * width * drafter.num_key_value_heads * drafter.head_dim * drafter.num_hidden_layers
-    keys = longest + options.anchors_per_document * options.block_size
+    keys = options.pack * longest + _at_a_time(options)
     attention = 2 * slots * keys * heads * drafter.num_hidden_layers
-    dense = slots * (_count(shapes) - inputs) + context * (inputs + kv) + attention
+    blocks = slots * (_count(shapes) - inputs) + attention
+    dense = 3 * context * (inputs + kv) + (3 + _recomputes(options)) * blocks
     late = 1 - options.full_head_from if options.frequent else 1.0
     sampled = min(options.frequent + options.extra, drafter.vocab_size)
     rows = late * drafter.vocab_size + (1 - late) * sampled
-    return 2.0 * (3 * dense + 2 * slots * width * rows)
+    return 2.0 * (dense + 2 * slots * width * rows)

@@ -17,13 +17,20 @@ from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.training.answering import AnswerEngine, chat_tokenizer
 from dflash_jax.training.corpus import CorpusOptions, prompt_seed, shard_paths, write_corpus
 from dflash_jax.training.documents import Document
-from dflash_jax.training.export import export_drafter, model_card
+from dflash_jax.training.export import (
+    check_draft_vocabulary,
+    export_drafter,
+    model_card,
+    with_frequent_ids,
+)
 from dflash_jax.training.features import cache_features, corpus_documents, read_features
+from dflash_jax.training.feed import answer_counts
 from dflash_jax.training.made_up import PromptOptions, make_up_prompts
 from dflash_jax.training.options import TrainOptions, drafter_config
 from dflash_jax.training.prompts import Prompt, next_turn, prompts_from_file
 from dflash_jax.training.provenance import target_identity
 from dflash_jax.training.trainer import Progress, Trained, train
+from dflash_jax.weights.layouts import Layout, in_layout, read_tables
 from dflash_jax.weights.load import load_target
 
 log = logging.getLogger(__name__)
@@ -40,17 +47,24 @@ def train_drafter(
     prompts: PromptOptions | None = None,
     corpus: CorpusOptions | None = None,
     begin_with: DFlashDrafter | None = None,
+    layout: Layout = "zlab",
+    draft_vocab: int | None = None,
+    target_name: str = "",
     mesh: Mesh | None = None,
     tensorboard: bool = False,
     progress: Progress | None = None,
 ) -> Trained:
-    """Trains a drafter for a target and writes it to `out_folder` in the published layout.
+    """Trains a drafter for a target and writes it to `out_folder` in a published layout.
 
     Args:
         prompts_file: JSONL, each line with `turns` or `messages` (`prompts.py`).
         engine: answers prompts with this target.
         prompts, corpus: None: their defaults.
         work_folder: for corpus, features and checkpoints; may be removed afterwards.
+        layout: of the folder; "speculators" copies the target's embedding and head into it.
+        draft_vocab: the exported drafter proposes so many ids alone, the most frequent ones of the
+            answers; it is trained and measured with all of them.
+        target_name: how the folder names the target; empty: as its folder is called.
         begin_with, mesh, tensorboard, progress: as `train` has them.
 
     Raises:
@@ -61,8 +75,10 @@ def train_drafter(
         TrainingError: training that diverged.
     """
     prompts, corpus = prompts or PromptOptions(), corpus or CorpusOptions()
+    target_config = TargetConfig.from_folder(target_folder)
+    check_draft_vocabulary(draft_vocab, target_config.vocab_size)
     if begin_with is None:
-        config = drafter_config(TargetConfig.from_folder(target_folder), options)
+        config = drafter_config(target_config, options)
     else:
         config, options = begin_with.config, options.with_shape_of(begin_with.config)
     made_from = {"target": target_identity(target_folder)}
@@ -91,8 +107,20 @@ def train_drafter(
         tensorboard=tensorboard,
         progress=progress,
     )
-    card = _card(trained, target_folder, work_folder, options, corpus)
-    export_drafter(trained.drafter, out_folder, card)
+    recipe = dataclasses.asdict(options)
+    if draft_vocab is not None:
+        counts = answer_counts(documents, target_config.vocab_size)
+        few, share = with_frequent_ids(trained.drafter, counts, draft_vocab)
+        trained = trained._replace(drafter=few)
+        recipe["draft vocabulary"] = (
+            f"{draft_vocab} ids, {share:.2%} of the answers' tokens, chosen after training; the "
+            "figures are those of all ids"
+        )
+    named = target_name or target_folder.name
+    tables = read_tables(target_folder, named) if layout == "speculators" else None
+    made = in_layout(trained.drafter, layout, tables)
+    card = _card(trained._replace(drafter=made), named, work_folder, recipe, corpus)
+    export_drafter(made, out_folder, card, layout=layout, tables=tables)
     return trained
 
 
@@ -119,7 +147,7 @@ def _answers(
 
 
 def _card(
-    trained: Trained, target: Path, work: Path, options: TrainOptions, corpus: CorpusOptions
+    trained: Trained, target: str, work: Path, recipe: dict[str, object], corpus: CorpusOptions
 ) -> str:
     greedy = corpus.answer_temperature == 0
     how = "greedy" if greedy else f"at temperature {corpus.answer_temperature:g}"
@@ -139,9 +167,9 @@ def _card(
         figures["without the looping part of answers"] = f"{real.without_loops:.3f}"
     return model_card(
         trained.drafter,
-        target=target.name,
+        target=target,
         target_licence="see the target's own card",
         data={"answers": f"the target's own, {how}", "shards": len(shards)},
-        recipe={key: value for key, value in dataclasses.asdict(options).items()},
+        recipe=recipe,
         figures=figures,
     )
