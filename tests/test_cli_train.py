@@ -1,12 +1,16 @@
 """`train` from a file of prompts to a drafter that the demo can run."""
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from command_line import run
 from dflash_jax.cli.train_job import run_options
 from dflash_jax.config import DrafterConfig
+from dflash_jax.training.options import TrainOptions
+from dflash_jax.training.trainer import Trained
 from tiny_text import MASK, write_text_drafter, write_text_target
 
 OPTIONS = (
@@ -58,6 +62,79 @@ def test_options_that_do_not_fit_are_refused_before_anything_starts(
     assert (ran.code, ran.stdout) == (2, "")
     assert said in ran.stderr
     assert not (tmp_path / "new").exists() and not (tmp_path / "new.work").exists()
+
+
+def test_every_field_of_the_run_is_an_option(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """None is forgotten on the command line, and each arrives as it was given."""
+    asked: list[tuple[TrainOptions, dict[str, Any]]] = []
+
+    def noted(folder: Path, prompts: Path, out: Path, options: TrainOptions, **others: Any):
+        asked.append((options, others))
+        return Trained(None, None, None, options.steps, 0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("dflash_jax.training.run.train_drafter", noted)
+    words = "--mask-token-id 7 --layers 2 --taps 2 --block-size 5 --intermediate-size 40 "
+    words += "--sliding-window 9 --init random --steps 50 --documents 12 --anchors 6 "
+    words += "--features computed --keep-final --pack 2 --anchor-chunk 4 --accumulate 3 "
+    words += "--compute-dtype bfloat16 --learning-rate 0.5 --warmup 0.1 --schedule wsd "
+    words += "--decay-share 0.3 --optimizer muon --weight-decay 0.25 --clip 2 --loss distill "
+    words += "--distill-weight 0.75 --gamma 3 --narrow-until 0.5 --narrow-width 3 --frequent 100 "
+    words += "--extra 50 --full-head-from 0.8 --held-out 0.2 --evaluate-every 7 --save-every 8 "
+    words += "--patience 9 --accept-every 10 --accept-prompts 11 --accept-tokens 12 --seed 13"
+    beside = ("--layout", "speculators", "--draft-vocab", 99, "--tensorboard", "--json")
+    ran = run("train", target, prompts, tmp_path / "new", *words.split(), *beside)
+    assert ran.code == 0, ran.stderr
+    ((options, others),) = asked
+    assert dataclasses.asdict(options) == {
+        "mask_token_id": 7,
+        "num_layers": 2,
+        "num_taps": 2,
+        "block_size": 5,
+        "intermediate_size": 40,
+        "sliding_window": 9,
+        "init": "random",
+        "steps": 50,
+        "documents_per_step": 12,
+        "anchors_per_document": 6,
+        "features": "computed",
+        "keep_final": True,
+        "pack": 2,
+        "anchor_chunk": 4,
+        "accumulate": 3,
+        "compute_dtype": "bfloat16",
+        "learning_rate": 0.5,
+        "warmup": 0.1,
+        "schedule": "wsd",
+        "decay_share": 0.3,
+        "optimizer": "muon",
+        "weight_decay": 0.25,
+        "clip": 2.0,
+        "loss": "distill",
+        "distill_weight": 0.75,
+        "gamma": 3.0,
+        "narrow_until": 0.5,
+        "narrow_width": 3,
+        "frequent": 100,
+        "extra": 50,
+        "full_head_from": 0.8,
+        "held_out": 0.2,
+        "evaluate_every": 7,
+        "save_every": 8,
+        "patience": 9,
+        "accept_every": 10,
+        "accept_prompts": 11,
+        "accept_tokens": 12,
+        "seed": 13,
+    }
+    assert (others["layout"], others["draft_vocab"], others["tensorboard"]) == (
+        "speculators",
+        99,
+        True,
+    )
+    ran = run("train", target, prompts, tmp_path / "new", *OPTIONS, "--draft-vocab", 999)
+    assert ran.code == 2 and "a draft vocabulary of 999 ids" in " ".join(ran.stderr.split())
 
 
 def test_the_mask_id_is_asked_for_and_never_guessed(target: Path, prompts: Path, tmp_path: Path):

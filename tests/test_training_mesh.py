@@ -19,9 +19,9 @@ from dflash_jax.training import step
 from dflash_jax.training.trainer import train
 
 model = tiny.target()
-documents = tiny.documents(model, 4)
+documents = tiny.documents(model, 8)
 options = tiny.options(
-    num_layers=1, steps=10, save_every=10, documents_per_step=4, accumulate=2,
+    num_layers=1, steps=10, save_every=10, documents_per_step=8, accumulate=2, pack=2,
     narrow_until=0.0, full_head_from=0.0, learning_rate=1e-3,
 )
 mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))

@@ -3,11 +3,15 @@
 The oracle of a trained drafter is the text itself: it has learnt what the target answers.
 """
 
+import csv
+
+import jax
 import numpy as np
 import pytest
 
 import tiny_training as tiny
-from dflash_jax.training import step
+from dflash_jax.training import batches, step
+from dflash_jax.training.blocks import build_batch, hidden_of_blocks
 from dflash_jax.training.options import drafter_config
 from dflash_jax.training.real_rounds import Answered, RealRounds, chosen_prompts, pooled
 from dflash_jax.training.start import start_drafter
@@ -69,6 +73,47 @@ def test_a_drafter_that_learnt_eight_texts_by_heart_fills_its_rounds(
     figures = rounds[0].measure(step.drafter_params(drafter))
     assert figures.accepted >= 0.9 * WIDTH
     assert figures.tokens == 8 * TOKENS
+
+
+def test_a_run_measures_real_rounds_as_often_as_it_is_asked(model, texts, tmp_path):
+    """Rounds inside a whole run, of a drafter with a window: those replayed over the texts.
+
+    At a rate of 0 every measurement is of the drafter that the run began with.
+    """
+    options = tiny.options(
+        init="random",
+        sliding_window=6,
+        held_out=0.6,
+        accept_every=5,
+        accept_prompts=8,
+        accept_tokens=TOKENS,
+        learning_rate=0.0,
+        narrow_until=0.0,
+        full_head_from=0.0,
+    )
+    trained = train(model, texts, tmp_path, options)
+    with (tmp_path / "log.csv").open() as file:
+        rows = {row["step"]: row["real_accepted"] for row in csv.DictReader(file)}
+    _, held = batches.split_held_out(texts, 0.6)
+    assert trained.real is not None and trained.real.tokens == len(held) * TOKENS
+    lengths = [n for text in held for n in _replayed(model, trained.drafter, text)]
+    assert trained.real.accepted == pytest.approx(np.mean(lengths))
+    assert rows == dict.fromkeys(("5", "10"), f"{np.mean(lengths):.4f}")
+
+
+def _replayed(model, drafter, text):
+    """What rounds commit to a text that the target wrote: a block at each place where one ends."""
+    anchors = np.arange(text.answer_start, text.answer_start + TOKENS - 1, dtype=np.int32)
+    batch = build_batch([text], [anchors], width=WIDTH, quota=len(anchors))
+    hidden = jax.jit(hidden_of_blocks, static_argnums=3)(drafter, batch, model.embedding, WIDTH)
+    drafts = (np.asarray(hidden)[0, :, 1:] @ np.asarray(model.head).T).argmax(-1)
+    lengths, place = [], 0
+    while place < TOKENS - 1:
+        answer = text.ids[anchors[place] + 1 :]
+        same = [d == a for d, a in zip(drafts[place], answer, strict=False)] + [False]
+        lengths.append(min(same.index(False) + 1, TOKENS - 1 - place))
+        place += lengths[-1]
+    return lengths
 
 
 def test_an_end_id_ends_an_answer_inside_a_round(model, rounds, texts):

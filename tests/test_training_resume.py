@@ -138,6 +138,14 @@ def test_a_resume_with_other_options_or_documents_names_the_difference(
     _, folder = straight
     with pytest.raises(ConfigError, match=r"gamma was 4.0 and is 5.0"):
         train(model, documents, folder, tiny.options(**RUN, gamma=5.0))
+    for name, value in {
+        "pack": 2,
+        "anchor_chunk": 1,
+        "sliding_window": 9,
+        "features": "computed",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"{name} was \S+ and is '?{value}'?\)"):
+            train(model, documents, folder, tiny.options(**RUN | {name: value}))
     with pytest.raises(ConfigError, match="documents_sha256"):
         train(model, documents[1:], folder, tiny.options(**RUN))
     with pytest.raises(ConfigError, match=r"steps was 10 and is 12.*schedule 'wsd'"):

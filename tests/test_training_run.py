@@ -8,6 +8,7 @@ import pytest
 
 import tiny
 import tiny_training
+from dflash_jax.errors import ConfigError
 from dflash_jax.training.answering import AnswerEngine
 from dflash_jax.training.corpus import CorpusOptions
 from dflash_jax.training.made_up import PromptOptions
@@ -60,7 +61,17 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def _train(tmp_path, prompts, engine, *, out="drafter", work="work", begin_with=None, **changes):
+def _train(
+    tmp_path,
+    prompts,
+    engine,
+    *,
+    out="drafter",
+    work="work",
+    begin_with=None,
+    export=None,
+    **changes,
+):
     target = tmp_path / "target"
     if not target.exists():
         tiny.write_target(target)
@@ -77,6 +88,7 @@ def _train(tmp_path, prompts, engine, *, out="drafter", work="work", begin_with=
         begin_with=begin_with,
         prompts=PromptOptions(made_up=4, seeds=("", "9 8")),
         corpus=CorpusOptions(shard_size=4),
+        **(export or {}),
     )
 
 
@@ -101,6 +113,51 @@ def test_a_second_call_answers_nothing_again_and_gives_the_same_file(tmp_path, p
     _train(tmp_path, prompts, again)
     assert again.asked == []
     assert (tmp_path / "drafter" / "model.safetensors").read_bytes() == first
+
+
+def test_features_computed_for_each_step_give_the_parameters_of_cached_ones(tmp_path, prompts):
+    """Bit for bit: rounding to bfloat16 hides how many documents a pass had, here.
+
+    One of the folders is of the other layout, with the most frequent ids of the answers.
+    """
+    changes = {"pack": 2, "anchor_chunk": 2, "sliding_window": 6, "loss": "distill"}
+    one = _train(tmp_path, prompts, Counting(), **changes)
+    export = {"layout": "speculators", "draft_vocab": 20, "target_name": "owner/model"}
+    other = _train(
+        tmp_path,
+        prompts,
+        Counting(),
+        out="o",
+        work="w",
+        export=export,
+        features="computed",
+        **changes,
+    )
+    assert not (tmp_path / "w" / "features").exists()
+    cached, computed = tiny_training.params(one.drafter), tiny_training.params(other.drafter)
+    offsets = computed.pop("d2t")
+    tiny_training.assert_same(cached, computed)
+
+    counts = np.zeros(tiny.VOCAB, int)
+    for shard in (tmp_path / "w" / "corpus").glob("*.jsonl"):
+        for line in shard.read_text().splitlines():
+            np.add.at(counts, json.loads(line)["answer_ids"], 1)
+    ids = sorted(sorted(range(tiny.VOCAB), key=lambda i: (-counts[i], i))[:20])
+    assert (offsets + np.arange(20)).tolist() == ids
+    loaded = load_drafter(tmp_path / "o")
+    assert loaded.config.has_lm_head and loaded.config.windows == (6, 6)
+    card = (tmp_path / "o" / "README.md").read_text()
+    assert f"20 ids, {counts[ids].sum() / counts.sum():.2%} of the answers' tokens" in card
+    assert "drafter for owner/model" in card and "borrows" not in card
+
+
+@pytest.mark.parametrize("size", [0, tiny.VOCAB + 1])
+def test_a_draft_vocabulary_that_the_target_cannot_fill_is_refused_first(tmp_path, prompts, size):
+    with pytest.raises(
+        ConfigError, match=f"of {size} ids: .* {tiny.VOCAB}, give 1 to {tiny.VOCAB}"
+    ):
+        _train(tmp_path, prompts, Counting(), export={"draft_vocab": size})
+    assert not (tmp_path / "work").exists()
 
 
 def test_going_on_from_an_exported_drafter_keeps_its_config_and_what_it_does_not_train(

@@ -106,6 +106,19 @@ def test_features_that_are_not_finite_stop_the_run_and_are_named(model, document
         train(model, spoiled, tmp_path, options)
 
 
+def test_a_packed_document_that_the_target_spoils_is_named(documents, tmp_path):
+    """Fault 124, where features are computed for each step and documents share a row."""
+    target, spoiler = tiny.target(tie_word_embeddings=False), tiny.MASK - 1
+    table = target.embed_tokens.weight
+    table[...] = table[...].at[spoiler].set(jnp.nan)
+    bare = [d._replace(ids=np.where(d.ids == spoiler, 0, d.ids)) for d in documents]
+    bare[2].ids[3] = spoiler
+    options = tiny.options(features="computed", pack=2)
+    said = r"step \d+: .*features of document 2 are not finite: the target gives them"
+    with pytest.raises(TrainingError, match=said):
+        train(target, bare, tmp_path, options)
+
+
 def test_a_step_that_is_not_finite_changes_neither_weights_nor_moments(model, documents):
     """Fault 124."""
     options = tiny.options(full_head_from=0.0)

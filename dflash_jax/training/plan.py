@@ -142,8 +142,8 @@ def _activations(
     """What a part of a step keeps for its backward pass.
 
     Logits and their gradient in float32; in each layer the scores, twice, and about eight rows of
-    model width and three of the MLP's a slot, context rows' keys and values. With chunks only one of
-    them keeps its layers, and of the others one row a slot is there.
+    model width and three of the MLP's a slot, context rows' keys and values. With chunks only one
+    keeps its layers, and of the others one row a slot is there.
     """
     size = 2 if options.compute_dtype == "bfloat16" else _FLOAT32
     slots, context = _slots(options, documents), documents * longest
