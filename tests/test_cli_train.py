@@ -75,7 +75,7 @@ def test_every_field_of_the_run_is_an_option(
         return Trained(None, None, None, options.steps, 0)  # type: ignore[arg-type]
 
     monkeypatch.setattr("dflash_jax.training.run.train_drafter", noted)
-    words = "--mask-token-id 7 --layers 2 --taps 2 --block-size 5 --intermediate-size 40 "
+    words = "--mask-token-id 7 --layers 2 --taps 1 --block-size 5 --intermediate-size 40 "
     words += "--sliding-window 9 --init random --steps 50 --documents 12 --anchors 6 "
     words += "--features computed --keep-final --pack 2 --anchor-chunk 4 --accumulate 3 "
     words += "--compute-dtype bfloat16 --learning-rate 0.5 --warmup 0.1 --schedule wsd "
@@ -90,7 +90,7 @@ def test_every_field_of_the_run_is_an_option(
     assert dataclasses.asdict(options) == {
         "mask_token_id": 7,
         "num_layers": 2,
-        "num_taps": 2,
+        "num_taps": 1,
         "block_size": 5,
         "intermediate_size": 40,
         "sliding_window": 9,

@@ -203,7 +203,8 @@ def drafter_config(target: TargetConfig, options: TrainOptions) -> DrafterConfig
 
     Raises:
         ConfigError: a mask id outside the vocabulary, more layers to start from than the target
-            has, a block without a slot to predict, or too shallow a target for the taps.
+            has, a block without a slot to predict, a window shorter than a block, or too shallow a
+            target for the taps.
     """
     layers = options.num_layers
     if not 0 <= options.mask_token_id < target.vocab_size:
