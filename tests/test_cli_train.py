@@ -70,7 +70,7 @@ def test_every_field_of_the_run_is_an_option(
     """None is forgotten on the command line, and each arrives as it was given."""
     asked: list[tuple[TrainOptions, dict[str, Any]]] = []
 
-    def noted(folder: Path, prompts: Path, out: Path, options: TrainOptions, **others: Any):
+    def noted(folder: Path, file: Path, out: Path, options: TrainOptions, **others: Any):
         asked.append((options, others))
         return Trained(None, None, None, options.steps, 0)  # type: ignore[arg-type]
 
