@@ -23,9 +23,9 @@ class HeldOut(NamedTuple):
     of matches of each slot alone.
 
     With final hidden states, at temperature 1, slots taken as independent: `accepted_sampled`, the
-    run expected of drafts drawn from the drafter and kept with probability sum_v min(p, q), which
-    is `sampled_by_slot`; `accepted_best`, the run of argmax drafts compared with the target's own
-    draw, which is what this engine does.
+    run expected of drafts kept with probability sum_v min(p, q), which is `sampled_by_slot`
+    (speculative sampling; drafts with the target's noise, which this engine makes, agree somewhat
+    less often: `decoding/sampling.py`); `accepted_best`, the run of argmax drafts.
     """
 
     accepted: float

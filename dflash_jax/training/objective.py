@@ -47,7 +47,7 @@ class SampledSums(NamedTuple):
 
     Attributes:
         runs: expected accepted run of drafts drawn from the drafter (speculative sampling).
-        best_runs: of its best drafts, compared with a draw of the target: this engine's rounds.
+        best_runs: of its best drafts, compared with a draw of the target.
         by_slot: sum_v min(p, q) of each slot alone, [k].
     """
 
