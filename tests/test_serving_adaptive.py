@@ -29,6 +29,7 @@ from tiny_engine import Watched
 
 WIDTHS = (7, 3, 0)
 PERIOD = 5
+Pair = tuple[Path, Path]
 # Four rows: three accept two drafts, one accepts all. Shares 1, 1, 1/4, …, 1/4: a row's round
 # commits 1 + 2 + 5/4 = 4.25 tokens at width 7, 1 + 2 + 1/4 = 3.25 at 3, and 1 without drafts.
 ACCEPTED = {7: [2, 2, 2, 7], 3: [2, 2, 2, 3], 0: [0, 0, 0, 0]}
@@ -123,7 +124,7 @@ def forced(engine: Engine, exact: Exact) -> tuple[Batch, Forced]:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Two layers and one: what a case costs is the tracing of its programs. K is 7."""
     folder = tmp_path_factory.mktemp("pair")
     target = tiny.write_target(folder / "target", seed=6, num_hidden_layers=2)
@@ -156,13 +157,14 @@ def asked() -> list[crowd.Request]:
     for index, options in enumerate(OPTIONS):
         own = rng.integers(0, tiny.VOCAB, int(rng.integers(1, 20))).tolist()
         prompt = [*STEM[: 30 - index], *own] if index % 2 else own
-        params = dj.SamplingParams(**({"max_tokens": 22} | options))
+        chosen: dict[str, Any] = {"max_tokens": 22} | options
+        params = dj.SamplingParams(**chosen)
         made.append(crowd.Request(prompt, params, arrives=2 * index, leaves=None))
     return [*made, dataclasses.replace(made[1], arrives=4, leaves=9)]
 
 
 @pytest.fixture(scope="module")
-def alone(pair: tuple[Path, Path], asked: list[crowd.Request]) -> list[Row]:
+def alone(pair: Pair, asked: list[crowd.Request]) -> list[Row]:
     engine = tiny_engine.engine(pair[0], None, max_batch_size=1, **SIZES)
     batch = Batch(engine, reuse=False)
     return [tiny_engine.serve(batch, [crowd.made(one)])[0] for one in asked]
@@ -197,12 +199,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", [*list(CASES)[:-1], pytest.param(SLOW, marks=pytest.mark.slow)])
 def test_rounds_of_all_widths_in_any_order_leave_texts_contexts_and_traces_alone(
-    case: str, pair, asked: list[crowd.Request], alone: list[Row], texts: list[list[int]]
+    case: str, pair: Pair, asked: list[crowd.Request], alone: list[Row], texts: list[list[int]]
 ):
     drafts = tiny.known_among(texts, period=PERIOD)
     options = SIZES | ROWS | CASES[case]
-    engine = tiny_engine.engine(*pair, drafts, adaptive=True, **options)
-    exact = (ExactPages if engine.config.kv_layout == "paged" else Exact)(*pair)
+    target, drafter = pair
+    engine = tiny_engine.engine(target, drafter, drafts, adaptive=True, **options)
+    exact = (ExactPages if "kv_layout" in options else Exact)(target, drafter)
     batch, choice = forced(engine, exact)
     rows = crowd.run(batch, asked)
     crowd.check(rows, alone, None)
@@ -218,7 +221,7 @@ def test_rounds_of_all_widths_in_any_order_leave_texts_contexts_and_traces_alone
 
 @pytest.mark.parametrize("layout", [{}, POOL], ids=["contiguous", "pages"])
 def test_host_drafts_of_all_widths_in_any_order_leave_texts_and_arenas_alone(
-    layout: dict[str, Any], pair, asked: list[crowd.Request], alone: list[Row]
+    layout: dict[str, Any], pair: Pair, asked: list[crowd.Request], alone: list[Row]
 ):
     options = SIZES | ROWS | layout
     engine = tiny_engine.engine(pair[0], None, speculation="suffix", adaptive=True, **options)
