@@ -119,7 +119,7 @@ class Forced(AdaptiveDrafting):
 def forced(engine: Engine, exact: Exact) -> tuple[Batch, Forced]:
     """A batch whose every call is watched and whose arenas are checked after it."""
     batch = exact.batch = Batch(Watched(engine, exact))
-    choice = batch._adaptive = Forced(engine.config)
+    choice = batch._rounds.adaptive = Forced(engine.config)
     return batch, choice
 
 
