@@ -335,7 +335,7 @@ def test_a_drafter_that_is_the_target_drafts_what_the_target_draws(name: str, re
     drafts = choose_drafts(logits, None, V, draw)
     if reduced:
         order = jnp.asarray(np.random.default_rng(0).permutation(V), jnp.int32)
-        drafts = order[choose_drafts(logits[:, :, order], order, V, draw)]
+        drafts = choose_drafts(logits[:, :, order], order, V, draw)
     positions = jnp.arange(length + 1, length + 1 + block, dtype=jnp.int32)[None]
     chosen = choose_tokens(logits, positions, drafts[:, 1:], options, init_counts(1, V))
     np.testing.assert_array_equal(np.asarray(drafts), np.asarray(chosen))
