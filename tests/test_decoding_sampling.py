@@ -342,6 +342,7 @@ def test_a_drafter_that_is_the_target_drafts_what_the_target_draws(name: str, re
 
 
 def test_two_draws_with_one_noise_agree_as_often_as_their_bound_says():
+    """Fault 14: more often than a draft drawn with noise of its own, and than the best draft."""
     block = 6000
     draw = RowDraws(options_of([WISHES["temperature"]]), jnp.asarray([0], jnp.int32))
     ours, theirs = random_logits(2, 1, 1, V, seed=6)
@@ -356,6 +357,7 @@ def test_two_draws_with_one_noise_agree_as_often_as_their_bound_says():
     assert least - 0.02 <= agreed <= most + 0.02
     # The best draft alone, which needs no noise, is drawn less often here.
     assert agreed > p[q.argmax()] + 0.02
+    assert agreed > float(p @ q) + 0.02
 
 
 def test_drafts_of_greedy_rows_are_the_best_ids_in_mixed_company():
