@@ -322,28 +322,3 @@ def test_programs_update_a_ring_in_place(sides):
         layers = jax.tree.leaves((state.kv.layers, state.context.layers))
         assert memories[0].alias_size_in_bytes >= sum(leaf.nbytes for leaf in layers)
         assert memories[0].temp_size_in_bytes <= memories[1].temp_size_in_bytes + 4096
-
-
-def test_a_rejected_tail_is_given_back_where_windows_have_wrapped(tmp_path: Path):
-    """Fault 4: window 8, prompt 6, 24 tokens; a sliding and a full layer, and a drafter's ring."""
-    windows = {**SLIDING, "layer_types": ["sliding_attention", "full_attention"]}
-    kind = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2}
-    taps = {"mask_token_id": tiny.MASK, "target_layer_ids": [0, 1]}
-    target = tiny.write_target(tmp_path / "target", **kind, **windows)
-    drafter = tiny.write_drafter(
-        tmp_path / "drafter", num_target_layers=2, dflash_config=taps, **ALL
-    )
-    ids = np.random.default_rng(3).integers(0, tiny.VOCAB, 6).tolist()
-    answer = tiny.reference(dj.load_target(target), ids, 24 + WIDTH)
-    host = HostDrafter()
-    options: dict[str, Any] = {"max_seq_len": 48, "max_batch_size": 1, "max_num_tokens": 8}
-    engine = tiny_engine.engine(target, drafter, host, read_piece=5, **options)
-    assert type(engine.state.context) is ContextRing
-    batch = Batch(engine, reuse=False)
-    accepted = []
-    for wrong in (lambda length: 0, lambda length: length % WIDTH):
-        host.rule = among([ids + answer], wrong=wrong)
-        row = tiny_engine.run(batch, (ids, 24))[0]
-        assert row.token_ids == answer[:24]
-        accepted.append(set(row.stats.accepted_drafts_per_round))
-    assert accepted[0] == {0} and {0, 1, 2} <= accepted[1]
