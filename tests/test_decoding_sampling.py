@@ -328,6 +328,7 @@ FILTERED = ["greedy", "temperature", "hot", "top_k", "top_p", "min_p", "all filt
 @pytest.mark.parametrize("name", FILTERED)
 @pytest.mark.parametrize("reduced", [False, True])
 def test_a_drafter_that_is_the_target_drafts_what_the_target_draws(name: str, reduced: bool):
+    """Fault 14: drafts are drawn with the target's noise, so the block fits what will be drawn."""
     block, length = 400, 37
     options = options_of([WISHES[name]])
     draw = RowDraws(options, jnp.asarray([length], jnp.int32))
