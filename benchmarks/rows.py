@@ -35,11 +35,18 @@ def start(args: argparse.Namespace) -> Engine:
 
 
 def fill(engine: Engine, filled: int) -> None:
-    lengths = jnp.full((engine.config.max_batch_size,), filled, jnp.int32)
-    state = engine.state
+    """All rows hold so many tokens, draft, and have an answer to go on with."""
+    rows, state = engine.config.max_batch_size, engine.state
     assert state.context is not None
+
+    def full(value: int) -> jax.Array:
+        # One array a field: two that share a buffer cannot both be donated.
+        return jnp.full((rows,), value, jnp.int32)
+
     engine.state = state._replace(
-        kv=state.kv._replace(lengths=lengths), context=state.context._replace(lengths=lengths)
+        kv=state.kv._replace(lengths=full(filled)),
+        context=state.context._replace(lengths=full(filled)),
+        tokens=state.tokens._replace(remaining=full(10**6), drafting=jnp.ones((rows,), jnp.bool_)),
     )
 
 

@@ -124,7 +124,10 @@ def numbered(starts: jax.Array, width: int) -> tuple[KeyValues, ...]:
 
 
 def test_appends_of_any_size_leave_the_last_positions_each_in_its_row():
-    """Chunks of up to three rings; a dead row, an idle slot and the drafter's limit change none."""
+    """Fault 49: chunks of up to three rings, the same final rows whatever came before.
+
+    A dead row, an idle slot and the drafter's limit change none.
+    """
     capacity, limit, slots = 5, 37, jnp.array([2, 4, 0], jnp.int32)
     empty = jnp.full((4, 1, capacity, 2), -1, jnp.float32)
     arena = ContextRing(
@@ -269,7 +272,7 @@ def draft_logits(pair: tuple[Path, Path]) -> Any:
 
 
 def test_an_engine_with_a_ring_drafts_and_answers_as_one_with_every_row(pair, sides):
-    """Fault 98. Prompts of one to three chunks, each beyond the ring; slots are used again."""
+    """Faults 49, 98. Prompts of one to three chunks, each beyond the ring; slots are used again."""
     oracle = NumpyTarget(pair[0])
     prompts = [np.random.default_rng(n).integers(0, 97, n).tolist() for n, _ in LENGTHS]
     answers = [oracle.greedy(ids, count) for ids, (_, count) in zip(prompts, LENGTHS, strict=True)]

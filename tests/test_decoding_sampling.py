@@ -328,6 +328,7 @@ FILTERED = ["greedy", "temperature", "hot", "top_k", "top_p", "min_p", "all filt
 @pytest.mark.parametrize("name", FILTERED)
 @pytest.mark.parametrize("reduced", [False, True])
 def test_a_drafter_that_is_the_target_drafts_what_the_target_draws(name: str, reduced: bool):
+    """Fault 14: drafts are drawn with the target's noise, so the block fits what will be drawn."""
     block, length = 400, 37
     options = options_of([WISHES[name]])
     draw = RowDraws(options, jnp.asarray([length], jnp.int32))
@@ -335,13 +336,14 @@ def test_a_drafter_that_is_the_target_drafts_what_the_target_draws(name: str, re
     drafts = choose_drafts(logits, None, V, draw)
     if reduced:
         order = jnp.asarray(np.random.default_rng(0).permutation(V), jnp.int32)
-        drafts = order[choose_drafts(logits[:, :, order], order, V, draw)]
+        drafts = choose_drafts(logits[:, :, order], order, V, draw)
     positions = jnp.arange(length + 1, length + 1 + block, dtype=jnp.int32)[None]
     chosen = choose_tokens(logits, positions, drafts[:, 1:], options, init_counts(1, V))
     np.testing.assert_array_equal(np.asarray(drafts), np.asarray(chosen))
 
 
 def test_two_draws_with_one_noise_agree_as_often_as_their_bound_says():
+    """Fault 14: more often than a draft drawn with noise of its own, and than the best draft."""
     block = 6000
     draw = RowDraws(options_of([WISHES["temperature"]]), jnp.asarray([0], jnp.int32))
     ours, theirs = random_logits(2, 1, 1, V, seed=6)
@@ -356,6 +358,7 @@ def test_two_draws_with_one_noise_agree_as_often_as_their_bound_says():
     assert least - 0.02 <= agreed <= most + 0.02
     # The best draft alone, which needs no noise, is drawn less often here.
     assert agreed > p[q.argmax()] + 0.02
+    assert agreed > float(p @ q) + 0.02
 
 
 def test_drafts_of_greedy_rows_are_the_best_ids_in_mixed_company():

@@ -15,6 +15,7 @@ import tiny
 import tiny_engine
 from dflash_jax.serving.batch import Batch, Row
 from numpy_pair import NumpyTarget
+from test_serving_adaptive import Forced
 from tiny_engine import HostDrafter, Watched, among
 
 TABLE, SERVED, K = 64, 256, 3
@@ -153,3 +154,24 @@ def test_a_drafter_with_positions_to_spare_drafts_to_the_served_end(target, tmp_
     assert row.token_ids == NumpyTarget(target).greedy(prompt(7), 41)
     assert set(row.stats.drafts_per_round) == {K}
     assert warnings(caplog) == []
+
+
+def test_narrow_and_plain_rounds_end_drafting_where_wide_ones_do(target, answers, tmp_path: Path):
+    """The block is one for all widths: a narrow round gets no further than a wide one would."""
+    host = HostDrafter()
+    host.rule = among([prompt(10) + answers[10]], wrong=lambda length: length % 5)
+    drafter = write_drafter(tmp_path / "drafter", TABLE)
+    engine = tiny_engine.engine(
+        target, drafter, host, adaptive=True, max_seq_len=80, max_batch_size=1, max_num_tokens=16
+    )
+    batch = Batch(Watched(engine), reuse=False)
+    choice = batch._rounds.adaptive = Forced(engine.config)
+    row = tiny_engine.run(batch, (prompt(10), NEW))[0]
+    assert row.token_ids == answers[10]
+    length, expected = 10, []
+    for width, accepted in zip(choice.taken, row.stats.accepted_drafts_per_round, strict=True):
+        expected.append(width if length + K + 1 <= TABLE else 0)
+        length += accepted + 1
+    assert row.stats.drafts_per_round == expected and set(expected) == {K, 1, 0}
+    assert length > TABLE and expected[-1] == 0
+    assert row.stats.stopped_drafting_at is not None

@@ -15,7 +15,7 @@ import pytest
 import dflash_jax as dj
 from byte_tokenizer import byte_level, write_folder
 from dflash_jax.serving import engine as engines
-from dflash_jax.serving import llm as front
+from dflash_jax.serving import loading
 from dflash_jax.serving.compiles import CompileCounter
 from tiny import write_drafter, write_target
 from tiny_served import SMALL
@@ -30,7 +30,7 @@ def no_compile(monkeypatch) -> Iterator[None]:
         pytest.fail("something was compiled or loaded before the refusal")
 
     monkeypatch.setattr(engines, "compile_program", fail)
-    monkeypatch.setattr(front, "load_target", fail)
+    monkeypatch.setattr(loading, "load_target", fail)
     counter = CompileCounter()
     yield
     counter.close()
@@ -88,8 +88,8 @@ def test_a_drafter_that_numbers_tokens_otherwise_is_refused_by_the_first_id(tmp_
 def test_a_drafter_that_brings_the_same_tokenizer_is_accepted(tmp_path):
     """Fault 94, the other side."""
     drafter = write_folder(write_text_drafter(tmp_path / "d"), byte_level(SPECIALS))
-    own = front._tokenizer(write_text_target(tmp_path / "t"))
-    assert front._check_tokenizers(own, drafter) is None
+    own = loading.read_tokenizer(write_text_target(tmp_path / "t"))
+    assert loading.check_tokenizers(own, drafter) is None
 
 
 @pytest.mark.usefixtures("no_compile")

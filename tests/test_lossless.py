@@ -15,6 +15,7 @@ import pytest
 import dflash_jax as dj
 import tiny
 import tiny_engine
+from dflash_jax.arena.context import ContextRing
 from dflash_jax.serving.batch import Batch
 from numpy_pair import NumpyContext, NumpyTarget
 from tiny_engine import HostDrafter, among
@@ -255,3 +256,30 @@ def test_drafts_of_a_request_do_not_depend_on_its_batch_mates(t_pair: Pair, tmp_
         drafts.append(seen)
     assert all(len(one) == 15 for one in drafts[0])
     assert drafts[0] == drafts[1] == drafts[2]
+
+
+def test_a_rejected_tail_is_given_back_where_windows_have_wrapped(tmp_path: Path):
+    """Fault 4: window 8, prompt 6, 24 tokens; a sliding and a full layer, and a drafter's ring."""
+    sliding: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 8}
+    windows = {**sliding, "layer_types": ["sliding_attention", "full_attention"]}
+    ring = {**sliding, "layer_types": ["sliding_attention"] * 2}
+    kind = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2}
+    taps = {"mask_token_id": tiny.MASK, "target_layer_ids": [0, 1]}
+    target = tiny.write_target(tmp_path / "target", **kind, **windows)
+    drafter = tiny.write_drafter(
+        tmp_path / "drafter", num_target_layers=2, dflash_config=taps, **ring
+    )
+    ids = np.random.default_rng(3).integers(0, tiny.VOCAB, 6).tolist()
+    answer = tiny.reference(dj.load_target(target), ids, 24 + 4)
+    host = HostDrafter()
+    options: dict[str, Any] = {"max_seq_len": 48, "max_batch_size": 1, "max_num_tokens": 8}
+    engine = tiny_engine.engine(target, drafter, host, read_piece=5, **options)
+    assert type(engine.state.context) is ContextRing
+    batch = Batch(engine, reuse=False)
+    accepted = []
+    for wrong in (lambda length: 0, lambda length: length % 4):
+        host.rule = among([ids + answer], wrong=wrong)
+        row = tiny_engine.run(batch, (ids, 24))[0]
+        assert row.token_ids == answer[:24]
+        accepted.append(set(row.stats.accepted_drafts_per_round))
+    assert accepted[0] == {0} and accepted[1] == {1, 2, 3}

@@ -21,7 +21,7 @@ import tiny
 import tiny_engine
 from dflash_jax.planning.device import DeviceMemory
 from dflash_jax.planning.measured import Measured
-from dflash_jax.serving import allocation, planner
+from dflash_jax.serving import allocation, loading, planner
 from dflash_jax.serving import llm as front
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,7 +84,7 @@ def test_what_the_device_has_is_checked_before_anything_is_compiled(folders, mon
     memory = DeviceMemory(2**20, 0, "bytes_limit of a fake device")
     monkeypatch.setattr(planner, "devices_memory", lambda devices: memory)
     for name in ("compile_engine", "load_target"):
-        monkeypatch.setattr(front, name, never(name))
+        monkeypatch.setattr(loading, name, never(name))
     with pytest.raises(dj.MemoryPlanError) as refused:
         dj.LLM(*folders, max_seq_len=64, max_batch_size=16)
     message = str(refused.value)
@@ -121,7 +121,7 @@ def test_measured_temporaries_are_checked_before_anything_is_loaded(folders, mon
     """Gate (iii): what the programs need counts in place of features and logits."""
     measured = Measured("round-2-greedy", 2**30, {"round-2-greedy": 2**30})
     monkeypatch.setattr(front, "measure", lambda programs: measured)
-    monkeypatch.setattr(front, "load_target", never("load_target"))
+    monkeypatch.setattr(loading, "load_target", never("load_target"))
     with pytest.raises(dj.MemoryPlanError, match="temporaries 1.00 GiB"):
         tiny_engine.start(*folders, **SIZES, device_memory="500MiB")
 

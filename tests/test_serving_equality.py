@@ -53,6 +53,19 @@ def assert_all_free(batch: Batch) -> None:
     assert load.free_slots == load.slots and batch.slots == [None] * load.slots
 
 
+def assert_counted(batch: Batch, rows: list[Row]) -> None:
+    """Fault 69: what a round runs beside its rows, idle slots of its bucket, is in no figure."""
+    load, stats = batch.load(), [row.stats for row in rows]
+    width = batch.engine.config.max_draft_len
+    assert load.rounds == sum(one.num_rounds for one in stats)
+    assert load.accepted == sum(load.accepted_at) == sum(one.num_accepted_drafts for one in stats)
+    drafted = sum(1 for one in stats for count in one.drafts_per_round if count)
+    assert load.rounds_drafting == drafted <= load.rounds
+    assert load.drafts == drafted * width
+    # The reports themselves, empty rows of a bucket included.
+    assert load.drafts == sum(int(r.num_drafts.sum()) for r in batch.engine.reports)  # type: ignore[attr-defined]
+
+
 CASES: dict[str, dict[str, Any]] = {
     "as it comes": {},
     "chunks of 64": {"max_num_tokens": 64},
@@ -73,7 +86,7 @@ QUICK = ("as it comes", "chunks of 16, turns")
 def test_every_request_of_a_crowd_is_what_it_is_alone(
     case: str, asked: list[Request], alone: list[Row], drafts: tiny.Draft, traces: list[list[int]]
 ):
-    """Faults 7, 20, 44, 55, 56, 57, 60, 66; every write is watched, bit by bit."""
+    """Faults 7, 20, 44, 55, 56, 57, 60, 66, 69; every write is watched, bit by bit."""
     options = WIDE | CASES[case]
     engine = tiny_engine.engine(PAIR / "target", PAIR / "drafter", drafts, **options)
     batch = Batch(Watched(engine))
@@ -86,6 +99,7 @@ def test_every_request_of_a_crowd_is_what_it_is_alone(
         len(row.prompt) for row in rows if row.finish_reason != "abort"
     )
     assert load.accepted > 100
+    assert_counted(batch, rows)
 
 
 def test_a_crowd_decodes_plainly_as_each_alone(asked: list[Request], alone: list[Row]):

@@ -462,9 +462,9 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def every_page_that_keeps_tokens_can_be_found_by_them(self) -> None:
         """And each holds just those: the index is no larger than the pool."""
-        found, contents = [], [self.pool._root]
+        found, contents = [], [self.pool._index.root]
         for content in contents:
-            assert content.pages or content is self.pool._root
+            assert content.pages or content is self.pool._index.root
             found += content.pages
             contents += content.children.values()
             for tokens, child in content.children.items():

@@ -17,6 +17,7 @@ import tiny
 import tiny_engine
 from dflash_jax.decoding import programs
 from dflash_jax.decoding.report import NOT_RUN
+from dflash_jax.serving import rounds
 from dflash_jax.serving.batch import Batch
 from dflash_jax.serving.engine import Engine
 from numpy_pair import NumpyTarget
@@ -165,6 +166,22 @@ def test_a_round_in_which_nobody_proposes_is_plain_decoding(served: dj.LLM, monk
     assert fresh.token_ids == going_round(11, 10) and set(fresh.stats.drafts_per_round) == {0}
     assert looping.token_ids == going_round(18, 10) and K in looping.stats.drafts_per_round
     assert {"round-2-greedy", "plain-1"} <= set(called)
+
+
+def test_what_was_proposed_is_counted_and_neither_anchor_nor_filler(served: dj.LLM, monkeypatch):
+    """Faults 69, 70: nine rounds of three drafts and one of one, in blocks of 8."""
+    counts = [3] * 9 + [1]
+    wrong = iter([5] * count for count in counts)
+    monkeypatch.setattr(rounds, "host_drafts", lambda rows, width: {rows[0].slot: next(wrong)})
+    before = served.load()
+    done = served.generate([[10]], dj.SamplingParams(max_tokens=11))[0]
+    after, stats = served.load(), done.stats
+    assert done.token_ids == going_round(11, 11)
+    assert (stats.drafts_per_round, stats.num_drafts, stats.num_rounds) == (counts, 28, 10)
+    assert stats.accepted_drafts_per_round == [0] * 10
+    names = ("drafts", "rounds", "rounds_drafting", "accepted")
+    assert [getattr(after, n) - getattr(before, n) for n in names] == [28, 10, 10, 0]
+    assert after.accepted_at == before.accepted_at
 
 
 @pytest.mark.parametrize("index", range(len(RING)))

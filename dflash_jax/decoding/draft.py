@@ -129,8 +129,7 @@ class BlockDrafter:
         vocab_size = self.target.config.vocab_size
         logits = self.model.logits(drafted, self.target.head, vocab_size)
         # A reduced vocabulary narrows what is proposed; what is verified is the target's own.
-        ids = None if config.draft_vocab_size is None else self.model.draft_ids
-        tokens = self.model.target_ids(choose_drafts(logits, ids, vocab_size, draw))
+        tokens = choose_drafts(logits, self.model.draft_ids, vocab_size, draw)
         alive = (slots < arena.lengths.shape[0]) & self.follows(arena, slots)
         return Proposal(tokens, jnp.where(alive, self.draft_len, 0).astype(jnp.int32), None)
 

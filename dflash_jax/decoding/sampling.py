@@ -100,7 +100,7 @@ def choose_drafts(
     vocab_size: int,
     draw: RowDraws | None,
 ) -> Int[Array, "b K"]:
-    """Drafts, as indexes into the drafter's vocabulary: the best, or a sampled row's draw.
+    """Drafts as ids of the target: the best, or a sampled row's draw.
 
     A sampled row draws as the target will, from the drafter's logits under the row's temperature
     and filters, with the target's own noise. Two draws with one noise agree with probability at
@@ -112,6 +112,17 @@ def choose_drafts(
         vocab_size: the target's.
         draw: None: every row is greedy.
     """
+    chosen = _drafted(logits, ids, vocab_size, draw)
+    return chosen if ids is None else ids.at[chosen].get(mode="promise_in_bounds")
+
+
+def _drafted(
+    logits: Float[Array, "b K c"],
+    ids: Int[Array, " c"] | None,
+    vocab_size: int,
+    draw: RowDraws | None,
+) -> Int[Array, "b K"]:
+    """The drafts of `choose_drafts` as indexes into the drafter's vocabulary."""
     if draw is None:
         return greedy_tokens(logits)
     options = draw.options

@@ -74,30 +74,26 @@ class DFlashDrafter(nnx.Module):
         Args:
             borrowed: the target's head; not read where the drafter has its own.
         """
-        rows = self.config.draft_vocab_size
+        ids = self.draft_ids
         if self.config.has_lm_head:
-            own = min(vocab_size, self.config.vocab_size) if rows is None else rows
-            return unembed(hidden, self.lm_head.weight[...], own)
-        if rows is None:
+            rows = min(vocab_size, self.config.vocab_size) if ids is None else ids.shape[0]
+            return unembed(hidden, self.lm_head.weight[...], rows)
+        if ids is None:
             return unembed(hidden, borrowed, vocab_size)
         # `weights/vocabulary.py` gathers these rows once; without it they are gathered each time.
-        few = borrowed.at[self.draft_ids].get(mode="promise_in_bounds")
-        return unembed(hidden, few, rows)
+        few = borrowed.at[ids].get(mode="promise_in_bounds")
+        return unembed(hidden, few, ids.shape[0])
 
     @property
-    def draft_ids(self) -> Int[Array, " c"]:
-        """The target's id of each draft id; only with a reduced vocabulary.
+    def draft_ids(self) -> Int[Array, " c"] | None:
+        """The target's id of each draft id; None: they are the same, the vocabulary is not reduced.
 
         Worked example: d2t [0, 1, 1, 5] stands for the ids [0, 2, 3, 8].
         """
+        if self.config.draft_vocab_size is None:
+            return None
         offsets = self.d2t[...]
         return offsets + jnp.arange(offsets.shape[0], dtype=jnp.int32)
-
-    def target_ids(self, tokens: Int[Array, "b t"]) -> Int[Array, "b t"]:
-        """The target's ids of draft ids."""
-        if self.config.draft_vocab_size is None:
-            return tokens
-        return self.draft_ids.at[tokens].get(mode="promise_in_bounds")
 
     def context_kv(
         self, features: Float[Array, "b t ae"], positions: Int[Array, "b t"]

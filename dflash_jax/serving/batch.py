@@ -1,25 +1,24 @@
 """Requests through one engine, step by step: admit, prefill, decode, deliver, and start again.
 
 Binds the plain-Python deciders (`scheduler.py`: who computes what; `places.py`: where) to the
-device's programs (`engine.py`). A row's answer depends on nothing but its own prompt, parameters
-and seed: not on who is beside it, when it came, or whether it had to start again.
+device's programs (`engine.py`; `rounds.py` for those that decode). A row's answer depends on
+nothing but its own prompt, parameters and seed: not on who is beside it, when it came, or whether
+it had to start again.
 """
 
-import dataclasses
 import logging
 import time
 from typing import NoReturn
 
-from dflash_jax.decoding.report import NOT_RUN, RoundReport
-from dflash_jax.serving.adaptive import AdaptiveDrafting
+from dflash_jax.decoding.report import RoundReport
 from dflash_jax.serving.admission import enter, make_slots, shares_a_prompt_in_work
 from dflash_jax.serving.counters import Counters, Load
-from dflash_jax.serving.drafting import host_drafts, note_drafting
 from dflash_jax.serving.engine import Engine
-from dflash_jax.serving.flight import Flight, LastRound, may_follow, note_round, weigh
+from dflash_jax.serving.flight import Flight
 from dflash_jax.serving.logprobs import token_logprobs
 from dflash_jax.serving.output import Piece
 from dflash_jax.serving.recovery import Suspects, give_up, requeue_running, try_alone
+from dflash_jax.serving.rounds import Rounds
 from dflash_jax.serving.row import Row
 from dflash_jax.serving.scheduler import Chunk, Scheduler
 
@@ -45,15 +44,12 @@ class Batch:
         )
         self._reuse = config.prefix_reuse if reuse is None else reuse
         self._slots = make_slots(self.engine, reuse=self._reuse)
-        self._flight: Flight | None = None
         self._suspects = Suspects()
         self._timed: list[Row] = []
         self._updates: list[Update] = []
-        self._adaptive = None
-        if config.adaptive and config.speculation != "none":
-            self._adaptive = AdaptiveDrafting({config.max_draft_len, config.narrow_draft_len, 0})
         self.counters = Counters(accepted_at=[0] * config.max_draft_len)
-        self.last_rounds: dict[int, LastRound] = {}
+        self._rounds = Rounds(engine, self.counters)
+        self.last_rounds = self._rounds.last
 
     @property
     def slots(self) -> list[Row | None]:
@@ -90,18 +86,8 @@ class Batch:
 
     def load(self) -> Load:
         """Who waits and runs now, and what was done so far."""
-        running = self.scheduler.running
-        decoding = sum(row.decodes for row in running)
-        return Load(
-            **dataclasses.asdict(self.counters),
-            waiting=len(self.scheduler.waiting),
-            prefilling=len(running) - decoding,
-            decoding=decoding,
-            slots=self.engine.config.max_batch_size,
-            free_slots=self._slots.num_free,
-            prefix_hits=self._slots.hits,
-            prefix_tokens=self._slots.hit_tokens,
-        )
+        slots = self.engine.config.max_batch_size
+        return Load.now(self.counters, self.scheduler, self._slots, slots)
 
     def step(self) -> list[Update]:
         """Admits what fits, runs the step's chunks and one dispatch of rounds.
@@ -170,9 +156,7 @@ class Batch:
             self.engine.move(source, target)
             self._slots.move(source, target)
             row.slot = target
-            self.last_rounds.pop(target, None)
-            if source in self.last_rounds:
-                self.last_rounds[target] = self.last_rounds.pop(source)
+            self._rounds.moved(source, target)
 
     # Passes
 
@@ -192,38 +176,20 @@ class Batch:
             self._deliver(row, report, 0)
 
     def _dispatch(self, rows: list[Row]) -> None:
-        config = self.engine.config
-        slots = [row.slot for row in rows if row.slot is not None]
-        active = [slot in slots for slot in range(max(slots) + 1)]
-        drafts = host_drafts(rows, config.max_draft_len) if config.speculation == "suffix" else None
-        drafting = [row for row in rows if row.params.speculate]
-        width = config.max_draft_len if drafting and drafts != {} else 0
-        if self._adaptive is not None and width:
-            width = self._adaptive.width(len(rows))
         self._suspects.involved = rows
-        packed = self.engine.start_round(
-            active,
-            general=any(not row.greedy for row in rows),
-            plain=not width,
-            narrow=0 < width < config.max_draft_len,
-            drafts=drafts,
-        )
-        self._flight = Flight(rows, slots, packed, width, time.monotonic())
+        self._rounds.dispatch(rows)
 
     def _may_fly(self) -> bool:
         """Whether the next round can be dispatched before this one's tokens are known."""
-        flight, config = self._flight, self.engine.config
-        if flight is None or self._suspects.trials or self.scheduler.waiting:
+        if self._suspects.trials or self.scheduler.waiting:
             return False
-        if config.speculation == "suffix" or self._adaptive is not None:
-            return False
-        return may_follow(flight, self.scheduler.running, config.rounds_per_step)
+        return self._rounds.may_follow(self.scheduler.running)
 
     def _fly_on(self) -> bool:
         """Dispatches the next round of the same rows, then reads the one before."""
         if not self._may_fly():
             return False
-        before = self._flight
+        before = self._rounds.flight
         assert before is not None
         self._dispatch(before.rows)
         self._read(before)
@@ -231,30 +197,16 @@ class Batch:
 
     def _land(self) -> None:
         """Reads the dispatched round, if there is one."""
-        flight, self._flight = self._flight, None
+        flight, self._rounds.flight = self._rounds.flight, None
         if flight is not None:
             self._read(flight)
 
     def _read(self, flight: Flight) -> None:
         self._suspects.involved = flight.rows
-        width = flight.draft_len
-        narrow = 0 < width < self.engine.config.max_draft_len
-        reports = self.engine.read_round(flight.packed, plain=not width, narrow=narrow)
+        reports = self._rounds.wait(flight)
         self._suspects.clear_name()
-        for report in reports:
-            for row, slot in zip(flight.rows, flight.slots, strict=True):
-                if row.finish_reason is None and report.num_accepted_drafts[slot] != NOT_RUN:
-                    self._take_in(row, slot, report, plain=not width)
-        if self._adaptive is not None:
-            weigh(self._adaptive, flight, reports)
-
-    def _take_in(self, row: Row, slot: int, report: RoundReport, *, plain: bool) -> None:
-        last = self.last_rounds[slot] = note_round(row, slot, report)
-        drafted = len(last.drafts)
-        self.counters.round(drafted, last.num_accepted_drafts)
-        if not plain:
-            note_drafting(row, drafted, self.engine.config.drafter)
-        self._deliver(row, report, slot)
+        for row, report, slot in self._rounds.results(flight, reports):
+            self._deliver(row, report, slot)
 
     # Delivery
 
@@ -315,7 +267,7 @@ class Batch:
 
     def _start_again(self) -> None:
         """Empty arenas; whoever was in a slot waits at the head of the queue."""
-        self._flight = None
+        self._rounds.flight = None
         self.last_rounds.clear()
         requeue_running(self.scheduler)
         self.counters.recoveries += 1

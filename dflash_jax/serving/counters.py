@@ -1,6 +1,10 @@
 """What an engine has done so far, as plain counts; who shows them is `metrics.py`'s business."""
 
 import dataclasses
+from typing import Any
+
+from dflash_jax.serving.places import Places
+from dflash_jax.serving.scheduler import Scheduler
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -37,7 +41,7 @@ class Counters:
 
 @dataclasses.dataclass(kw_only=True)
 class Load(Counters):
-    """A moment's view of an engine: `Load(**dataclasses.asdict(counters), waiting=…, …)`.
+    """A moment's view of an engine.
 
     Attributes:
         waiting, prefilling, decoding: requests now.
@@ -52,3 +56,20 @@ class Load(Counters):
     free_slots: int
     prefix_hits: int
     prefix_tokens: int
+
+    @classmethod
+    def now(
+        cls, counters: Counters, scheduler: Scheduler[Any], places: Places, slots: int
+    ) -> "Load":
+        """What was counted so far, and who waits and runs at this moment."""
+        decoding = sum(entry.decodes for entry in scheduler.running)
+        return cls(
+            **dataclasses.asdict(counters),
+            waiting=len(scheduler.waiting),
+            prefilling=len(scheduler.running) - decoding,
+            decoding=decoding,
+            slots=slots,
+            free_slots=places.num_free,
+            prefix_hits=places.hits,
+            prefix_tokens=places.hit_tokens,
+        )

@@ -9,12 +9,14 @@ compiled at start; compiles after that are counted.
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from dflash_jax.arena.context import ContextArena
+from dflash_jax.arena.kv import KVArena
 from dflash_jax.arena.sizes import row_pages
 from dflash_jax.config import ResolvedConfig
 from dflash_jax.decoding.given import pack_drafts
@@ -44,6 +46,13 @@ from dflash_jax.serving.request import SamplingParams
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
+
+
+class Arenas(NamedTuple):
+    """The arenas as they are now; `context` is None without a drafter."""
+
+    kv: KVArena
+    context: ContextArena | None
 
 
 class Engine:
@@ -79,6 +88,11 @@ class Engine:
         self._no_pages = [config.num_pages] * row_pages(config) if paged else None
         self._warm_up()
         self.compiles = CompileCounter()
+
+    @property
+    def arenas(self) -> Arenas:
+        """As the latest program left them; donated by the next call."""
+        return Arenas(self.state.kv, self.state.context)
 
     def open(self, opening: Opening) -> None:
         """Starts a request in a slot."""

@@ -1,6 +1,6 @@
 """From a request's parameters to what the device is told when it takes a slot.
 
-NumPy on the host; the device's side is `decoding/state.py`.
+NumPy on the host; `decoding/opening.py` packs it, the device's side is `decoding/state.py`.
 """
 
 from collections.abc import Collection, Sequence
@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dflash_jax.arena.sizes import MAX_BIAS, MAX_ENDS
-from dflash_jax.decoding.options import NO_ID, SlotOptions, TokenCounts
+from dflash_jax.decoding.opening import opening_of, padded_ids
+from dflash_jax.decoding.options import SlotOptions, TokenCounts
 from dflash_jax.decoding.state import Opening
 from dflash_jax.serving.request import SamplingParams
 
@@ -43,18 +44,16 @@ def make_opening(
     """The argument of the `open` program; `pages` is the slot's whole row of the page table."""
     params = answer.params
     left = params.max_tokens - len(answer.generated)
-    # NumPy in place of device arrays: the call puts them there.
-    fields: tuple[Any, ...] = (
-        np.int32(slot),
-        np.int32(kv_kept),
-        np.int32(context_kept),
-        np.int32(left),
-        np.bool_(params.speculate),
+    return opening_of(
+        slot,
+        left,
         _options(answer),
         _counts(answer, vocab_size),
-        None if pages is None else np.array(pages, np.int32),
+        drafting=params.speculate,
+        kv_kept=kv_kept,
+        context_kept=context_kept,
+        pages=pages,
     )
-    return Opening(*fields)
 
 
 def is_greedy(params: SamplingParams) -> bool:
@@ -80,11 +79,6 @@ def _options(answer: Answer) -> SlotOptions:
     def real(value: float) -> np.ndarray:
         return np.array([value], np.float32)
 
-    def padded(values: Collection[int], size: int) -> np.ndarray:
-        row = np.full((1, size), NO_ID, np.int32)
-        row[0, : len(values)] = list(values)
-        return row
-
     strengths = np.zeros((1, MAX_BIAS), np.float32)
     strengths[0, : len(bias)] = list(bias.values())
     fields: dict[str, Any] = dict(
@@ -96,9 +90,9 @@ def _options(answer: Answer) -> SlotOptions:
         presence=real(params.presence_penalty),
         frequency=real(params.frequency_penalty),
         repetition=real(params.repetition_penalty),
-        bias_ids=padded(bias, MAX_BIAS),
+        bias_ids=padded_ids(bias, MAX_BIAS),
         bias_values=strengths,
-        ban_ids=padded(sorted(answer.ends), MAX_ENDS),
+        ban_ids=padded_ids(sorted(answer.ends), MAX_ENDS),
         min_positions=np.array([len(answer.prompt) + params.min_tokens], np.int32),
         logprobs=np.array([params.logprobs is not None]),
     )

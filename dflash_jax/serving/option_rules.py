@@ -1,7 +1,7 @@
 """Which values the options of a request may have: taken as Python's own, then checked one by one.
 
 Plain values in, values and sentences out. What an option means is in `request.py`, how it is
-carried out in `decoding/`; what depends on the model is checked in `llm.py`.
+carried out in `decoding/`; what depends on the model is checked in `intake.py`.
 """
 
 import operator

@@ -1,8 +1,8 @@
 """Who holds which page of the paged layout: the host side of one page table for both pools.
 
 Host state in plain Python, nothing of JAX; the device arrays are `arena/paged.py`'s, what is read
-and written there follows the page lists kept here. Whole slots that keep their tokens, the
-contiguous counterpart, are `prefix.py`'s.
+and written there follows the page lists kept here. Pages are found by their tokens in
+`page_index.py`. Whole slots that keep their tokens, the contiguous counterpart, are `prefix.py`'s.
 
 A page is free, used (listed by at least one lease) or cached: held by nobody, its tokens known, and
 kept until its place is needed. Only full pages are ever known, so a page that can still be written
@@ -11,41 +11,8 @@ is one request's own.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-
-@dataclasses.dataclass(eq=False)
-class _Content:
-    """The tokens of one full page after all those of its parents; the root is the empty prefix.
-
-    K/V of a token depends on every token before it, so content is a path from the root. A child is
-    found by its tokens, a dictionary's hash and then an equality check, under a parent that was
-    found the same way: no hash stands for tokens anywhere.
-
-    Attributes:
-        pages: that hold it; more than one where requests computed the same tokens side by side.
-            Never empty but in the root: parents outlive their children (`PagePool.release`).
-    """
-
-    parent: "_Content | None" = None
-    tokens: tuple[int, ...] = ()
-    children: "dict[tuple[int, ...], _Content]" = dataclasses.field(default_factory=dict)
-    pages: list[int] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass(eq=False)
-class _Page:
-    """What the pool knows of one page.
-
-    Attributes:
-        references: leases that hold it.
-        content: once it is full of committed tokens.
-        has_context: drafter context is there for its tokens, and was for all tokens before them.
-    """
-
-    references: int = 0
-    content: _Content | None = None
-    has_context: bool = False
+from dflash_jax.serving.page_index import Content, PageIndex
 
 
 @dataclasses.dataclass(eq=False)
@@ -68,17 +35,8 @@ class Lease:
     context_reused: int
     copies: list[tuple[int, int]]
     committed: int
-    content: _Content
+    content: Content
     has_context: bool
-
-
-class _Prefix(NamedTuple):
-    """The longest known start of a prompt: full pages, then `extra` tokens of page `source`."""
-
-    pages: list[int]
-    content: _Content
-    source: int | None
-    extra: int
 
 
 class PagePool:
@@ -100,8 +58,8 @@ class PagePool:
         self.page_size = page_size
         self.hits = self.hit_tokens = self.evictions = 0
         self._reuse = reuse
-        self._root = _Content()
-        self._pages = [_Page() for _ in range(num_pages)]
+        self._index = PageIndex(num_pages, page_size)
+        self._pages = self._index.pages
         self._free = list(reversed(range(num_pages)))
         self._cached: dict[int, None] = {}  # least recently used first
 
@@ -134,9 +92,9 @@ class PagePool:
             with_context: only what has drafter context too is reused.
         """
         needed = self._count(len(tokens) + reserve)
-        found = self._match(tokens[:-1])
+        found = self._index.match(tokens[:-1])
         if with_context:
-            found = self._up_to_context(found)
+            found = self._index.up_to_context(found)
         if found.extra < self._least_copy:
             found = found._replace(source=None, extra=0)
         sources = [] if found.source is None else [found.source]
@@ -150,7 +108,7 @@ class PagePool:
             self._hold(page)
         own = [self._take() for _ in range(needed - len(found.pages))]
         reused = len(found.pages) * self.page_size + found.extra
-        context_reused = self._with_context(found)
+        context_reused = self._index.with_context(found)
         self.hits += reused > 0
         self.hit_tokens += reused
         return Lease(
@@ -181,7 +139,12 @@ class PagePool:
             lease.has_context &= with_context
             lease.committed = min(end, len(tokens))
             if lease.committed == end and self._reuse:
-                self._file(lease, lease.pages[index], tuple(tokens[start:end]))
+                lease.content = self._index.file(
+                    lease.pages[index],
+                    lease.content,
+                    tuple(tokens[start:end]),
+                    has_context=lease.has_context,
+                )
 
     def release(self, lease: Lease) -> None:
         """Gives all pages back, at any moment: full pages of committed tokens stay cached.
@@ -212,7 +175,7 @@ class PagePool:
                 self._forget(page)
         return gone
 
-    def _forget_below(self, content: _Content) -> None:
+    def _forget_below(self, content: Content) -> None:
         for child in list(content.children.values()):
             self._forget_below(child)
             for page in list(child.pages):
@@ -220,52 +183,6 @@ class PagePool:
 
     def _count(self, positions: int) -> int:
         return -(-positions // self.page_size)
-
-    def _match(self, tokens: Sequence[int]) -> _Prefix:
-        content, pages, size = self._root, [], self.page_size
-        for start in range(0, len(tokens), size):
-            rest = tuple(tokens[start : start + size])
-            child = content.children.get(rest)
-            if child is None:
-                return _Prefix(pages, content, *self._match_start(content, rest))
-            content = child
-            pages.append(self._best(child))
-        return _Prefix(pages, content, None, 0)
-
-    def _match_start(self, content: _Content, rest: tuple[int, ...]) -> tuple[int | None, int]:
-        """The page after `content` whose tokens start like `rest`, and how far."""
-        starts = [
-            (_common(child.tokens, rest), self._best(child))
-            for child in content.children.values()
-            if child.tokens[0] == rest[0]
-        ]
-        if not starts:
-            return None, 0
-        length, page = max(starts, key=lambda s: (s[0], self._pages[s[1]].has_context))
-        return page, length
-
-    def _up_to_context(self, found: _Prefix) -> _Prefix:
-        """The prefix up to the first page without context."""
-        for index, page in enumerate(found.pages):
-            if not self._pages[page].has_context:
-                content = self._pages[page].content
-                assert content is not None and content.parent is not None
-                return _Prefix(found.pages[:index], content.parent, None, 0)
-        if found.source is not None and not self._pages[found.source].has_context:
-            return found._replace(source=None, extra=0)
-        return found
-
-    def _with_context(self, found: _Prefix) -> int:
-        """Leading tokens of the prefix that have context, up to the first page without."""
-        for index, page in enumerate(found.pages):
-            if not self._pages[page].has_context:
-                return index * self.page_size
-        partial = found.source is not None and self._pages[found.source].has_context
-        return len(found.pages) * self.page_size + (found.extra if partial else 0)
-
-    def _best(self, content: _Content) -> int:
-        """The page to share of those that hold the same: with context, if one has it."""
-        return max(content.pages, key=lambda page: self._pages[page].has_context)
 
     def _can_take(self, count: int, held: Sequence[int]) -> bool:
         """Whether `count` pages can be taken, those of `held` left alone."""
@@ -297,7 +214,7 @@ class PagePool:
         if content is None:
             self._free.append(page)
             return
-        best = self._best(content)
+        best = self._index.best(content)
         for other in list(content.pages):
             if other != best and not self._pages[other].references:
                 self._forget(other)
@@ -306,27 +223,7 @@ class PagePool:
             self._cached[best] = None
 
     def _forget(self, page: int) -> None:
-        """Frees a page that nobody holds, and its content with the last page of it."""
-        content = self._pages[page].content
-        assert content is not None and content.parent is not None
-        content.pages.remove(page)
-        if not content.pages:
-            del content.parent.children[content.tokens]
-        self._pages[page] = _Page()
+        """Frees a page that nobody holds; what it held is known no more."""
+        self._index.drop(page)
         self._cached.pop(page, None)
         self._free.append(page)
-
-    def _file(self, lease: Lease, page: int, tokens: tuple[int, ...]) -> None:
-        """Makes a full page known, as the continuation of the lease's other full pages."""
-        children = lease.content.children
-        content = children.setdefault(tokens, _Content(lease.content, tokens))
-        content.pages.append(page)
-        state = self._pages[page]
-        state.content, state.has_context = content, lease.has_context
-        lease.content = content
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Number of leading tokens that both share."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

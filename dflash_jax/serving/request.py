@@ -1,8 +1,8 @@
 """What a user asks for and gets back: `SamplingParams`, `Completion`, `DecodeStats`.
 
 Plain records with their own checks; nothing here knows about slots or devices. What depends on the
-model (is there a text, such an id, room for so many tokens?) is checked in `llm.py`; the ranges of
-the options are in `option_rules.py`.
+model (is there a text, such an id, room for so many tokens?) is checked in `intake.py`; the ranges
+of the options are in `option_rules.py`.
 """
 
 import dataclasses

@@ -5,7 +5,7 @@ import dataclasses
 from dflash_jax.decoding.suffix import SuffixAutomaton
 from dflash_jax.serving.opening import Answer, is_greedy
 from dflash_jax.serving.output import Output
-from dflash_jax.serving.request import DecodeStats, FinishReason, SamplingParams
+from dflash_jax.serving.request import Completion, DecodeStats, FinishReason, SamplingParams
 from dflash_jax.serving.scheduler import Entry
 
 
@@ -67,3 +67,17 @@ class Row(Entry):
     @property
     def answer(self) -> Answer:
         return Answer(self.params, self.seed, self.ends, self.prompt, self.generated)
+
+    def completion(self) -> Completion:
+        """The answer as it is, the only choice of its request."""
+        answer = Completion(
+            text=self.output.text,
+            token_ids=self.output.token_ids,
+            finish_reason=self.finish_reason or "abort",
+            prompt_token_ids=self.prompt,
+            logprobs=self.output.logprobs,
+            stats=self.stats,
+            error=self.error,
+        )
+        answer.choices.append(answer)
+        return answer

@@ -4,7 +4,7 @@ The programs are the engine's own (`decoding/programs.py`), greedy, in a batch o
 teacher-forced figure over many anchors is `held_out.py`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,11 +13,11 @@ import numpy as np
 
 from dflash_jax.arena.sizes import MAX_ENDS
 from dflash_jax.config import ResolvedConfig, ServeConfig
-from dflash_jax.decoding.options import NO_ID, init_counts, init_options
+from dflash_jax.decoding.opening import greedy_opening
 from dflash_jax.decoding.programs import Program, compile_program, list_programs, split_model
 from dflash_jax.decoding.report import NOT_RUN, RoundReport
 from dflash_jax.decoding.round import padded_chunk
-from dflash_jax.decoding.state import EngineState, Opening, init_state
+from dflash_jax.decoding.state import EngineState, init_state
 from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.planning.buckets import chunk_buckets
 from dflash_jax.planning.resolve import on_platform, resolve
@@ -134,7 +134,8 @@ class RealRounds:
         answers = []
         for slot, ids in enumerate(prompts):
             limit = min(self.max_tokens, self.config.max_seq_len - len(ids))
-            state = self._run("open", state, _opening(self.config, slot, limit, self.ends))
+            opening = greedy_opening(slot, limit, self.ends, self.target.config.vocab_size)
+            state = self._run("open", state, opening)
             state, first = self._prefill(leaves, state, slot, ids)
             answers.append(Answered([first], []))
         active = np.arange(self.config.max_batch_size) < len(prompts)
@@ -193,17 +194,3 @@ def _resolved(
     )
     platform = next(iter(target.embedding.devices())).platform
     return on_platform(resolve(serve, target.config, abstract.config), serve, platform)
-
-
-def _opening(config: ResolvedConfig, slot: int, limit: int, ends: Collection[int]) -> Opening:
-    padded = np.full((1, MAX_ENDS), NO_ID, np.int32)
-    padded[0, : len(ends)] = sorted(ends)
-    return Opening(
-        slot=jnp.int32(slot),
-        kv_kept=jnp.int32(0),
-        context_kept=jnp.int32(0),
-        remaining=jnp.int32(limit),
-        drafting=jnp.bool_(True),
-        options=init_options(1)._replace(ban_ids=jnp.asarray(padded)),
-        counts=init_counts(1, config.target.vocab_size),
-    )
