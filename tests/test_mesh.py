@@ -17,11 +17,11 @@ import jax, numpy as np
 import dflash_jax as dj
 import tiny_engine
 
-target, drafter = sys.argv[1:]
+pair = [Path(folder) for folder in sys.argv[1:]]
 mesh = jax.sharding.Mesh(np.array(jax.devices()), ("tensor",))
 answers = []
 for chosen in (None, mesh):
-    llm = tiny_engine.start(Path(target), Path(drafter), max_seq_len=48, max_batch_size=2, mesh=chosen)
+    llm = tiny_engine.start(*pair, max_seq_len=48, max_batch_size=2, mesh=chosen)
     params = dj.SamplingParams(max_tokens=16)
     for one in (params, dj.SamplingParams(max_tokens=16, temperature=1.0, seed=5)):
         done = llm.generate([[1, 2, 3], [4, 5, 6, 7, 8]], one)
