@@ -14,9 +14,10 @@ import jaxtyping
 import pytest
 
 MAY_SKIP = ("gpu", "oracle", "slow")
-# Compiling is most of the tests' time: code from LLVM's and XLA's shortest ways takes half as long.
+# Compiling is most of the tests' time: LLVM's and XLA's shortest ways take less than half of it.
 # What is computed stays the same, but for last bits. Child processes inherit it, and so find the
-# programs that this process has compiled.
+# programs that this process has compiled. `-m oracle` and `-m slow` run the code that users run, and
+# so does XLA_FLAGS=--xla_backend_optimization_level=3.
 QUICK_COMPILING = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_use_fusion_emitters=false"
@@ -36,7 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if "gpu" not in (config.option.markexpr or "").replace("not gpu", ""):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
-        os.environ.setdefault("XLA_FLAGS", QUICK_COMPILING)
+        if "not slow" in (config.option.markexpr or ""):
+            os.environ.setdefault("XLA_FLAGS", QUICK_COMPILING)
     if getattr(config, "cache", None) is not None:
         # Compiled programs of the last run, kept in .pytest_cache: a second run starts at once.
         jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
