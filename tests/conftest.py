@@ -16,8 +16,8 @@ import pytest
 MAY_SKIP = ("gpu", "oracle", "slow")
 # Compiling is most of the tests' time: LLVM's and XLA's shortest ways take less than half of it.
 # What is computed stays the same, but for last bits. Child processes inherit it, and so find the
-# programs that this process has compiled. `-m oracle` and `-m slow` run the code that users run, and
-# so does XLA_FLAGS=--xla_backend_optimization_level=3.
+# programs that this process has compiled. `-m oracle` and `-m slow` run the code that users run, as
+# does any run under XLA_FLAGS=--xla_backend_optimization_level=3.
 QUICK_COMPILING = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_use_fusion_emitters=false"
