@@ -1,12 +1,15 @@
 """Runs `dflash-jax` in the test process, stdout and stderr apart; fails on any traceback.
 
-The program itself in a process of its own is what `test_cli_main.py` starts.
+Engines compile what a command calls, not all that they could be asked for. Whole starts are in
+`test_llm_start.py`; the program in a process of its own is what `test_cli_main.py` starts.
 """
 
 import json
 from typing import Any, NamedTuple
 
 from typer.testing import CliRunner
+
+import tiny_engine
 
 
 class Ran(NamedTuple):
@@ -26,7 +29,8 @@ def run(*words: object, stdin: str | None = None) -> Ran:
     """One command; an exception that the program does not turn into an exit code is raised."""
     from dflash_jax.cli.main import app
 
-    result = CliRunner().invoke(app, [str(word) for word in words], input=stdin)
+    with tiny_engine.on_demand():
+        result = CliRunner().invoke(app, [str(word) for word in words], input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ran(result.exit_code, result.stdout, result.stderr)

@@ -14,6 +14,20 @@ import jaxtyping
 import pytest
 
 MAY_SKIP = ("gpu", "oracle", "slow")
+# Compiling is most of the tests' time: LLVM's and XLA's shortest ways take less than half of it.
+# What is computed stays the same, but for last bits. Child processes inherit it, and so find the
+# programs that this process has compiled. `-m oracle` and `-m slow` run the code that users run, as
+# does any run under XLA_FLAGS=--xla_backend_optimization_level=3.
+QUICK_COMPILING = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false"
+)
+# Files of few tests that take long: handed out first, so that neither process ends alone with one.
+LONG_FILES = (
+    "test_cli_train test_context_exact test_lossless test_mesh test_plan_allocates test_sampling "
+    "test_serving_equality test_serving_paged test_smollm2 test_training_killed test_training_mesh "
+    "test_training_resume test_training_step test_training_trainer"
+).split()
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -23,11 +37,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if "gpu" not in (config.option.markexpr or "").replace("not gpu", ""):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+        if "not slow" in (config.option.markexpr or ""):
+            os.environ.setdefault("XLA_FLAGS", QUICK_COMPILING)
     if getattr(config, "cache", None) is not None:
         # Compiled programs of the last run, kept in .pytest_cache: a second run starts at once.
         jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONG_FILES)
 
 
 def _must_run(node: pytest.Item | pytest.Collector) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import dflash_jax as dj
+import tiny_engine
 from command_line import Ran, run
 from dflash_jax.cli.chat import Conversation
 from tiny_text import write_text_drafter, write_text_target
@@ -24,7 +25,7 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(target: Path) -> dj.LLM:
-    return dj.LLM(target, max_seq_len=128, max_batch_size=1)
+    return tiny_engine.start(target, None, max_seq_len=128, max_batch_size=1)
 
 
 def talk(target: Path, stdin: str, *words: object) -> Ran:

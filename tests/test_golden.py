@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 import dflash_jax as dj
 import tiny
+import tiny_engine
 
 NEW_TOKENS = 48
 TOLERANCE = 2e-4
@@ -44,7 +45,7 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 def llm(golden: Golden) -> Iterator[dj.LLM]:
     # Two slots for three prompts: one of them follows another in its slot.
     folders = golden.folder / "target", golden.folder / "drafter"
-    yield dj.LLM(*folders, max_seq_len=96, max_batch_size=2)
+    yield tiny_engine.start(*folders, max_seq_len=96, max_batch_size=2)
 
 
 def test_logits_features_and_draft_hidden_states_are_those_of_the_reference(golden: Golden):

@@ -17,6 +17,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 import dflash_jax as dj
+import tiny_engine
 from dflash_jax.arena.rows import ArenaRows, KeyValues
 from dflash_jax.models import DFlashDrafter, build_drafter, build_target
 from tiny import (
@@ -271,7 +272,7 @@ def test_padding_of_the_vocabulary_changes_nothing_and_is_never_chosen(tmp_path,
     ]
     traces = []
     for folder in folders:
-        llm, trace = dj.LLM(folder, drafter, **SMALL), []
+        llm, trace = tiny_engine.start(folder, drafter, **SMALL), []
         for one in params:
             done = llm.generate([PROMPT], one)[0]
             last = llm.last_round(0)

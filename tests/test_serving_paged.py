@@ -450,7 +450,7 @@ def test_an_engine_of_pages_starts_plans_serves_and_compiles_nothing_more(folder
     assert not any(np.any(np.asarray(x)) for x in jax.tree.leaves(arenas.kv.layers))
     prompts = [[1, 2, 3] * 12, [1, 2, 3] * 12 + [4], [5]]
     params = dj.SamplingParams(max_tokens=9)
-    plain = dj.LLM(folders[0], max_seq_len=64, max_batch_size=2)
+    plain = tiny_engine.start(folders[0], None, max_seq_len=64, max_batch_size=2)
     before = llm.compiles_in_service
     done = llm.generate(prompts, params) + llm.generate(prompts[::-1], params)
     assert llm.compiles_in_service == before

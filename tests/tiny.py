@@ -4,14 +4,17 @@ Checkpoints are written with the safetensors library in the published layout; sc
 replace `BlockDrafter` in the compiled round, so that they pass through the same code.
 """
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from safetensors.numpy import save_file
 
 import dflash_jax as dj
@@ -269,17 +272,23 @@ def never(table: dict[int, int] | None = None) -> Draft:
     return drafts
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(graph: Any, weights: Any, ids: jax.Array) -> jax.Array:
+    """Of a whole text; targets of one shape share the program."""
+    return nnx.merge(graph, weights).forward(ids, ())[0]
+
+
 def reference(target: dj.Target, prompt: Sequence[int], count: int) -> list[int]:
     """REF: greedy decoding with no cache and no drafter, a whole forward for each token.
 
     Runs at one padded length, so that it compiles once; later tokens do not reach earlier rows.
     """
-    import jax
-
-    forward = jax.jit(lambda ids: target.forward(ids, ())[0])
+    graph, weights = nnx.split(target)
     ids = list(prompt)
     for _ in range(count):
         padded = np.zeros((len(prompt) + count,), np.int32)
         padded[: len(ids)] = ids
-        ids.append(int(np.argmax(np.asarray(forward(jnp.asarray(padded))[len(ids) - 1]))))
+        ids.append(
+            int(np.argmax(np.asarray(_logits(graph, weights, jnp.asarray(padded))[len(ids) - 1])))
+        )
     return ids[len(prompt) :]

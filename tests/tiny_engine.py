@@ -102,7 +102,10 @@ class _OnDemand(jax.stages.Compiled):
 
 
 @contextlib.contextmanager
-def _on_demand(drafts: tiny.Draft | None, row_sizes: tuple[int, ...] | None) -> Iterator[None]:
+def on_demand(
+    drafts: tiny.Draft | None = None, row_sizes: tuple[int, ...] | None = None
+) -> Iterator[None]:
+    """Every engine that is started here compiles a program when it is first called."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             engine_module,
@@ -117,10 +120,19 @@ def _on_demand(drafts: tiny.Draft | None, row_sizes: tuple[int, ...] | None) -> 
 
 
 def start(
-    target: Path, drafter: Path | None, drafts: tiny.Draft | None = None, **options: Any
+    target: Path,
+    drafter: Path | None,
+    drafts: tiny.Draft | None = None,
+    *,
+    row_sizes: tuple[int, ...] | None = None,
+    **options: Any,
 ) -> dj.LLM:
-    """An LLM whose programs compile on demand."""
-    with _on_demand(drafts, None):
+    """An LLM whose programs compile on demand.
+
+    Args:
+        row_sizes: row counts of rounds; the product's own when None.
+    """
+    with on_demand(drafts, row_sizes):
         return dj.LLM(target, drafter, **options)
 
 
@@ -158,7 +170,7 @@ def engine(
     """
     config = resolved(target, drafter, read_piece=read_piece, **options)
     models = dj.load_target(target), None if drafter is None else dj.load_drafter(drafter)
-    with _on_demand(drafts, row_sizes):
+    with on_demand(drafts, row_sizes):
         return Engine(config, *models)
 
 
