@@ -46,6 +46,15 @@ def test_the_answer_goes_to_stdout_and_the_comparison_to_stderr(pair: tuple[obje
 
 
 @pytest.mark.parametrize(
+    "asked, drafter, used", [(None, "demo", 3), (5, "demo", 5), (None, "x", None)]
+)
+def test_the_shipped_drafter_proposes_what_was_fastest_unless_asked(
+    asked: int | None, drafter: str, used: int | None
+):
+    assert demo_file.draft_len(asked, drafter) == used
+
+
+@pytest.mark.parametrize(
     "speedup, said",
     [
         (0.5, "DFlash is slower than plain decoding here: 0.50 × its speed"),

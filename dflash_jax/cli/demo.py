@@ -38,6 +38,8 @@ PROMPTS = (
 SERVED_LENGTH = 1024
 _WARM_UP_TOKENS = 8
 _PROMPT_WIDTH = 26
+# Of 7: the fastest on two CPU cores (benchmarks/RESULTS.md).
+DEMO_DRAFT_LEN = 3
 
 
 def demo(
@@ -67,7 +69,8 @@ def demo(
         fetching = fetch_demo(target, bars)
         served = max_seq_len or _served_length(target)
         sizes = {"max_seq_len": served, "max_batch_size": 1}
-        pair = start_llm(target, drafter, bars, max_draft_len=max_draft_len, **sizes)
+        drafts = draft_len(max_draft_len, drafter)
+        pair = start_llm(target, drafter, bars, max_draft_len=drafts, **sizes)
     first_token = _stream(pair, prompt, max_tokens, show=not json)
     with Bars() as bars:
         plain = start_llm(target, None, bars, **sizes)
@@ -97,6 +100,11 @@ class Result(NamedTuple):
     @property
     def identical(self) -> bool:
         return self.plain.completion.token_ids == self.dflash.completion.token_ids
+
+
+def draft_len(asked: int | None, drafter: str) -> int | None:
+    """Drafts a round: as asked, else what serves the drafter best; None: all that it proposes."""
+    return DEMO_DRAFT_LEN if asked is None and drafter == "demo" else asked
 
 
 def _served_length(target: str) -> int:
