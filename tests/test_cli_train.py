@@ -80,8 +80,9 @@ def test_every_field_of_the_run_is_an_option(
     words += "--features computed --keep-final --pack 2 --anchor-chunk 4 --accumulate 3 "
     words += "--compute-dtype bfloat16 --learning-rate 0.5 --warmup 0.1 --schedule wsd "
     words += "--decay-share 0.3 --optimizer muon --weight-decay 0.25 --clip 2 --loss distill "
-    words += "--distill-weight 0.75 --gamma 3 --narrow-until 0.5 --narrow-width 3 --frequent 100 "
-    words += "--extra 50 --full-head-from 0.8 --held-out 0.2 --evaluate-every 7 --save-every 8 "
+    words += "--distill-weight 0.75 --overlap-weight 0.25 --gamma 3 --narrow-until 0.5 "
+    words += "--narrow-width 3 --frequent 100 --extra 50 --full-head-from 0.8 "
+    words += "--held-out 0.2 --evaluate-every 7 --save-every 8 "
     words += "--patience 9 --accept-every 10 --accept-prompts 11 --accept-tokens 12 --seed 13"
     beside = ("--layout", "speculators", "--draft-vocab", 99, "--tensorboard", "--json")
     ran = run("train", target, prompts, tmp_path / "new", *words.split(), *beside)
@@ -113,6 +114,7 @@ def test_every_field_of_the_run_is_an_option(
         "clip": 2.0,
         "loss": "distill",
         "distill_weight": 0.75,
+        "overlap_weight": 0.25,
         "gamma": 3.0,
         "narrow_until": 0.5,
         "narrow_width": 3,

@@ -132,6 +132,25 @@ def test_overlap_best_in_teacher_and_the_expected_run_follow_their_formulas():
     assert losses.expected_run(rates, jnp.asarray([[[True, False, True]]])).tolist() == [[1.5]]
 
 
+def test_minus_log_overlap_falls_along_its_slope_and_is_finite_where_nothing_overlaps():
+    """Fault 125: a log of 0."""
+    q, p = jnp.asarray(Q, jnp.float32), jnp.asarray(P)
+    slope = np.asarray(jax.grad(lambda x: jnp.sum(losses.log_overlap(x, p)))(q))
+    step = RNG.normal(size=Q.shape).astype(np.float32)
+
+    def expected(x):
+        return -np.log(np.minimum(_softmax(x), _softmax(P)).sum(-1)).sum()
+
+    across = (expected(Q + 1e-4 * step) - expected(Q - 1e-4 * step)) / 2e-4
+    assert float((slope * step).sum()) == pytest.approx(across, rel=2e-2)
+    assert not np.asarray(jax.grad(lambda x: jnp.sum(losses.log_overlap(q, x)))(p)).any()
+    apart = [jnp.zeros((1, 1, 1, 11)).at[..., n].set(2000.0) for n in (0, 1)]
+    value, gradient = jax.value_and_grad(lambda x: jnp.sum(losses.log_overlap(x, apart[1])))(
+        apart[0]
+    )
+    assert float(value) == pytest.approx(-np.log(1e-4)) and np.isfinite(gradient).all()
+
+
 def test_the_teacher_of_slot_o_is_the_target_after_position_a_plus_o_minus_1(model, pair, truth):
     """Fault 120: final states equal to the position number, and the target's own distribution."""
     documents, anchors, batch = pair
@@ -145,17 +164,24 @@ def test_the_teacher_of_slot_o_is_the_target_after_position_a_plus_o_minus_1(mod
         np.testing.assert_allclose(_softmax(logits[place]), p, atol=2e-3)
 
 
-@pytest.mark.parametrize("loss", ["distill", "distill_dpace"])
-def test_the_loss_of_a_batch_is_the_mix_under_the_slot_weights(model, drafter, pair, truth, loss):
+@pytest.mark.parametrize(
+    "loss, overlap", [("distill", 0.0), ("distill_dpace", 0.0), ("distill_dpace", 0.4)]
+)
+def test_the_loss_of_a_batch_is_the_mix_under_the_slot_weights(
+    model, drafter, pair, truth, loss, overlap
+):
     (documents, anchors, batch), (p, q) = pair, truth
     share, gamma = 0.7, 2.0
-    options = tiny.options(block_size=WIDTH, loss=loss, distill_weight=share, gamma=gamma)
+    options = tiny.options(
+        block_size=WIDTH, loss=loss, distill_weight=share, overlap_weight=overlap, gamma=gamma
+    )
     hard, mixed = np.zeros((2, 3, 3)), np.zeros((2, 3, 3))
     for row, block, slot in p:
         place = row, block, slot
         label = documents[row].ids[anchors[row][block] + slot + 1]
         hard[place] = -np.log(q[place][label])
         soft = (p[place] * np.log(p[place] / q[place])).sum()
+        soft = (1 - overlap) * soft - overlap * np.log(np.minimum(p[place], q[place]).sum())
         mixed[place] = (1 - share) * hard[place] + share * soft
     scored = np.asarray(batch.scored)
     assert sorted(p) == sorted(map(tuple, np.argwhere(scored).tolist()))
@@ -203,3 +229,5 @@ def test_a_distilling_run_ends_with_figures_and_documents_without_a_teacher_are_
 def test_a_distill_weight_that_is_no_share_is_refused(model):
     with pytest.raises(ConfigError, match="distill_weight 1.5: a share"):
         drafter_config(model.config, tiny.options(loss="distill", distill_weight=1.5))
+    with pytest.raises(ConfigError, match="overlap_weight -0.1: a share"):
+        drafter_config(model.config, tiny.options(loss="distill", overlap_weight=-0.1))

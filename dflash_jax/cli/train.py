@@ -76,6 +76,7 @@ def train(
     clip: train_options.Clip = None,
     loss: train_options.LossOption = None,
     distill_weight: train_options.DistillWeight = None,
+    overlap_weight: train_options.OverlapWeight = None,
     gamma: train_options.Gamma = None,
     narrow_until: train_options.NarrowUntil = None,
     narrow_width: train_options.NarrowWidth = None,

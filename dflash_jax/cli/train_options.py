@@ -168,6 +168,13 @@ DistillWeight = Annotated[
     float | None,
     typer.Option("--distill-weight", help="Share of the target's distribution, 0 to 1 [0.5]."),
 ]
+OverlapWeight = Annotated[
+    float | None,
+    typer.Option(
+        "--overlap-weight",
+        help="Share of -log(overlap) in it, for drafts at temperature 1; 0 to 1 [0].",
+    ),
+]
 ScheduleOption = Annotated[
     Schedule | None, typer.Option("--schedule", help="Of the learning rate [cosine].")
 ]

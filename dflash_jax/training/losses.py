@@ -10,6 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 # D-PACE smooths probabilities with this; 0.3 to 0.7 are reported stable (2605.18810).
 DPACE_ALPHA = 0.5
+# Where `log_overlap` ends: a rate of float32's rounding errors has no useful slope.
+_LEAST_OVERLAP = 1e-4
 
 
 def cross_entropy(
@@ -47,6 +49,18 @@ def overlap(
     Source: the acceptance rate of speculative sampling, Leviathan et al. 2023 (2211.17192, 3.2).
     """
     return jnp.sum(jnp.minimum(jax.nn.softmax(logits), jax.nn.softmax(teacher)), axis=-1)
+
+
+def log_overlap(
+    logits: Float[Array, "b m k c"], teacher: Float[Array, "b m k c"]
+) -> Float[Array, "b m k"]:
+    """-log of `overlap`, at most -log 1e-4; no gradient reaches the teacher.
+
+    Its slope is that of the acceptance rate, divided by it: steeper where little is accepted yet,
+    and 0 beyond the limit. Over candidates as `divergence`.
+    """
+    kept = overlap(logits, jax.lax.stop_gradient(teacher))
+    return -jnp.log(jnp.maximum(kept, _LEAST_OVERLAP))
 
 
 def best_in_teacher(

@@ -96,7 +96,7 @@ def block_sums(
     if options.distils:
         teacher = _teacher_logits(batch, candidates, head, drafter.config.vocab_size)
         share = options.distill_weight
-        each = (1.0 - share) * each + share * losses.divergence(logits, teacher)
+        each = (1.0 - share) * each + share * _distilling(logits, teacher, options.overlap_weight)
     runs = losses.accepted_run(jax.lax.stop_gradient(logits), labels, scored)
     real = scored[:, :, 0].astype(jnp.float32)
     summed, weight = losses.weighted_sums(each, weights, scored)
@@ -125,6 +125,15 @@ def measure(
         teacher = _teacher_logits(batch, None, head, drafter.config.vocab_size)
         sampled = _sampled_sums(logits, teacher, scored)
     return Measured(jnp.sum(runs * real), jnp.sum(real), by_slot, every, sampled)
+
+
+def _distilling(
+    logits: Float[Array, "b m k c"], teacher: Float[Array, "b m k c"], overlap_weight: float
+) -> Float[Array, "b m k"]:
+    apart = losses.divergence(logits, teacher)
+    if not overlap_weight:
+        return apart
+    return (1.0 - overlap_weight) * apart + overlap_weight * losses.log_overlap(logits, teacher)
 
 
 def _logits(

@@ -43,7 +43,9 @@ class TrainOptions:
         gamma: decay of the slot weights, in slots.
         loss: cross-entropy of the labels under "decayed" or "dpace" weights of the slots; "distill"
             and "distill_dpace": mixed with the divergence from the target's distribution.
-        distill_weight: share of that divergence in the mix, 0 to 1.
+        distill_weight: share of the distilling part in that mix, 0 to 1.
+        overlap_weight: share of -log(overlap with the target's distribution) in the distilling
+            part, the divergence is the rest; 0 to 1. For drafts at temperature 1.
         keep_final: keep the final hidden states with the features, also without a distilling loss.
         narrow_until, narrow_width: blocks have `narrow_width` slots before this share of the steps.
         frequent, extra: candidate ids of the head's product (`head.py`); 0 frequent: all rows.
@@ -81,6 +83,7 @@ class TrainOptions:
     gamma: float = 4.0
     loss: Literal["decayed", "dpace", "distill", "distill_dpace"] = "decayed"
     distill_weight: float = 0.5
+    overlap_weight: float = 0.0
     keep_final: bool = False
     narrow_until: float = 0.0
     narrow_width: int = 4
@@ -218,6 +221,11 @@ def drafter_config(target: TargetConfig, options: TrainOptions) -> DrafterConfig
         raise ConfigError(
             f"distill_weight {options.distill_weight}: a share, 0 (labels only) to 1 (the target's "
             "distribution only)"
+        )
+    if not 0.0 <= options.overlap_weight <= 1.0:
+        raise ConfigError(
+            f"overlap_weight {options.overlap_weight}: a share, 0 (divergence only) to 1 (overlap "
+            "only)"
         )
     if options.sliding_window is not None and options.sliding_window < options.block_size:
         raise ConfigError(
