@@ -1,14 +1,17 @@
 """`train` from a file of prompts to a drafter that the demo can run."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import few_ids
 from command_line import run
 from dflash_jax.cli.train_job import run_options
 from dflash_jax.config import DrafterConfig
+from dflash_jax.models import DFlashDrafter
 from dflash_jax.training.options import TrainOptions
 from dflash_jax.training.trainer import Trained
 from tiny_text import MASK, write_text_drafter, write_text_target
@@ -211,3 +214,29 @@ def test_a_drafter_to_go_on_from_keeps_its_shape(target: Path, prompts: Path, tm
     ran = run("train", target, prompts, tmp_path / "new", "--from", first, "--layers", 9)
     assert ran.code == 2
     assert f"num_layers 9 is {config.num_hidden_layers} there" in " ".join(ran.stderr.split())
+
+
+def test_a_reduced_drafter_is_trained_over_all_ids(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begun: list[DrafterConfig] = []
+
+    def noted(*_: Any, begin_with: DFlashDrafter, **others: Any):
+        begun.append(begin_with.config)
+        return Trained(None, None, None, 1, 0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("dflash_jax.training.run.train_drafter", noted)
+    whole = tmp_path / "whole"
+    write_text_drafter(whole)
+    config = DrafterConfig.from_folder(whole)
+    few = few_ids.write_zlab(
+        tmp_path / "few",
+        whole,
+        range(0, 260, 2),
+        vocab_size=config.vocab_size,
+        dflash_config=json.loads((whole / "config.json").read_text())["dflash_config"],
+    )
+    assert DrafterConfig.from_folder(few).draft_vocab_size == 130
+    ran = run("train", target, prompts, tmp_path / "new", "--from", few, "--json")
+    assert ran.code == 0, ran.stderr
+    assert begun == [config]

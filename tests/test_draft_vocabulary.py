@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,7 +24,12 @@ from dflash_jax.errors import CheckpointError, ConfigError
 from dflash_jax.planning.rules import wrong_pair, wrong_vocabulary
 from dflash_jax.serving.batch import Batch
 from dflash_jax.weights.load import check_files
-from dflash_jax.weights.vocabulary import for_target, with_draft_vocabulary
+from dflash_jax.weights.match import parameters
+from dflash_jax.weights.vocabulary import (
+    for_target,
+    with_draft_vocabulary,
+    with_whole_vocabulary,
+)
 from few_ids import EVEN
 from numpy_pair import NumpyTarget
 
@@ -156,6 +162,16 @@ def test_a_head_of_the_drafters_own_keeps_its_rows(folders, tmp_path):
     drafter = with_draft_vocabulary(dj.load_drafter(whole), EVEN)
     head = load_file(whole / "model.safetensors")["lm_head.weight"]
     np.testing.assert_array_equal(np.asarray(drafter.lm_head.weight[...]), head[EVEN])
+
+
+def test_the_whole_vocabulary_comes_back_where_the_head_is_borrowed(folders):
+    few, whole = (dj.load_drafter(folders[name]) for name in ("zlab", "whole"))
+    again = with_whole_vocabulary(few)
+    assert again.config == whole.config
+    chex.assert_trees_all_equal(parameters(again), parameters(whole))
+    assert with_whole_vocabulary(whole) is whole
+    with pytest.raises(ConfigError, match="own head has rows for"):
+        with_whole_vocabulary(dj.load_drafter(folders["speculators"]))
 
 
 @pytest.mark.parametrize(

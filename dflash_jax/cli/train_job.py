@@ -138,12 +138,15 @@ def train(job: Job, asked: "TrainOptions") -> "Trained":
     from dflash_jax.training.made_up import PromptOptions
     from dflash_jax.training.run import train_drafter
     from dflash_jax.weights.hub import resolve_model
+    from dflash_jax.weights.vocabulary import with_whole_vocabulary
 
     folder = resolve_model(job.target)
     has_tokenizer = (folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.from_folder(folder) if has_tokenizer else None
     mesh = _mesh(job.devices)
-    base = None if job.begin_with is None else load_drafter(job.begin_with, dtype="float32")
+    base = None
+    if job.begin_with is not None:
+        base = with_whole_vocabulary(load_drafter(job.begin_with, dtype="float32"))
     with Bars() as bars:
         return train_drafter(
             folder,

@@ -75,7 +75,7 @@ def draft_len_below_trained(max_draft_len: int, drafter: DrafterConfig) -> str |
         return None
     return (
         f"max_draft_len={max_draft_len} is narrower than the drafter was trained for, which lowers "
-        f"acceptance: max_draft_len={trained} is the trained width"
+        f"acceptance and makes a round cheaper: max_draft_len={trained} is the trained width"
     )
 
 

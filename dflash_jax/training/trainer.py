@@ -92,7 +92,8 @@ def train(
         if given.draft_vocab_size or given.has_embed_tokens or given.has_lm_head:
             raise ConfigError(
                 "a drafter with a reduced vocabulary or its own embedding or head is not trained: "
-                "begin with the one that borrows them, and reduce the vocabulary afterwards"
+                "begin with the one that borrows them (weights.vocabulary.with_whole_vocabulary), "
+                "and reduce the vocabulary afterwards"
             )
     shardings = None if mesh is None else step.shardings_of(mesh)
     check_options(options, 1 if mesh is None else mesh.shape[step.DATA_AXIS])

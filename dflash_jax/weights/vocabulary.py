@@ -56,6 +56,23 @@ def with_draft_vocabulary(drafter: DFlashDrafter, ids: Sequence[int] | np.ndarra
     return rebuilt(dataclasses.replace(config, draft_vocab_size=len(chosen)), values)
 
 
+def with_whole_vocabulary(drafter: DFlashDrafter) -> DFlashDrafter:
+    """The drafter before its vocabulary was reduced, which training can go on from.
+
+    Raises:
+        ConfigError: it has a head of its own, whose other rows are gone.
+    """
+    config = drafter.config
+    if config.draft_vocab_size is None:
+        return drafter
+    if config.has_lm_head:
+        raise ConfigError(
+            f"the drafter's own head has rows for {config.draft_vocab_size} ids of "
+            f"{config.vocab_size}: only one that borrows the target's head gets the others back"
+        )
+    return rebuilt(dataclasses.replace(config, draft_vocab_size=None), parameters(drafter))
+
+
 def for_target(drafter: DFlashDrafter, target: Target) -> DFlashDrafter:
     """The drafter as it runs with this target: with its rows of the target's head.
 
