@@ -92,7 +92,9 @@ async def _all(url: str, prompts: Sequence[str], clients: int, max_tokens: int) 
     async def work(client: httpx.AsyncClient) -> None:
         nonlocal tokens
         while queue:
-            tokens += await ask(client, queue.pop(), max_tokens)
+            # Awaited first: `tokens += await …` would read the sum before the others add theirs.
+            answered = await ask(client, queue.pop(), max_tokens)
+            tokens += answered
 
     async with httpx.AsyncClient(base_url=url, timeout=None) as client:
         begun = time.perf_counter()

@@ -1,5 +1,6 @@
 """The benchmark scripts: the device check runs through on a CPU, and its measures are right."""
 
+import asyncio
 import importlib
 import json
 import os
@@ -104,3 +105,16 @@ def test_every_contestant_takes_its_turn_in_every_repeat(measure):
     taken = measure.race({"a": lambda: called.append("a"), "b": lambda: called.append("b")}, 3)
     assert called == ["a", "a", "b", "b", *["a", "b"] * 3]
     assert [len(seconds) for seconds in taken.values()] == [3, 3]
+
+
+def test_tokens_of_clients_at_once_are_all_counted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    serving = importlib.import_module("serving")
+
+    async def ask(*_: object) -> int:
+        await asyncio.sleep(0.01)
+        return 3
+
+    monkeypatch.setattr(serving, "ask", ask)
+    found = asyncio.run(serving._all("http://localhost", ["a"] * 12, 4, 3))
+    assert found["tokens_per_second"] * found["seconds"] == pytest.approx(36)
