@@ -104,7 +104,9 @@ class Result(NamedTuple):
 
 def draft_len(asked: int | None, drafter: str) -> int | None:
     """Drafts a round: as asked, else what serves the drafter best; None: all that it proposes."""
-    return DEMO_DRAFT_LEN if asked is None and drafter == "demo" else asked
+    from dflash_jax.weights.hub import DEMO
+
+    return DEMO_DRAFT_LEN if asked is None and drafter == DEMO else asked
 
 
 def _served_length(target: str) -> int:

@@ -134,15 +134,14 @@ def train(job: Job, asked: "TrainOptions") -> "Trained":
     """Trains; the engine that answers starts when it is needed."""
     from dflash_jax import load_drafter
     from dflash_jax.cli.answers import Answers
-    from dflash_jax.serving.text import Tokenizer
+    from dflash_jax.serving.loading import read_tokenizer
     from dflash_jax.training.made_up import PromptOptions
     from dflash_jax.training.run import train_drafter
     from dflash_jax.weights.hub import resolve_model
     from dflash_jax.weights.vocabulary import with_whole_vocabulary
 
     folder = resolve_model(job.target)
-    has_tokenizer = (folder / "tokenizer.json").is_file()
-    tokenizer = Tokenizer.from_folder(folder) if has_tokenizer else None
+    tokenizer = read_tokenizer(folder)
     mesh = _mesh(job.devices)
     base = None
     if job.begin_with is not None:
