@@ -4,9 +4,10 @@ Plain functions that return numbers. What is compared is the scripts' business (
 `gpu_check.py`); nothing here knows about engines.
 """
 
+import asyncio
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -93,6 +94,23 @@ def streaming_bandwidth(
         calls["numpy matrix x vector"] = lambda: matrix @ vector
         best |= {name: min(taken) for name, taken in race(calls, repeats).items()}
     return {name: rows * size * 4 / seconds for name, seconds in best.items()}
+
+
+async def total_of(
+    ask: Callable[[str], Awaitable[int]], prompts: Sequence[str], clients: int
+) -> int:
+    """Sum of what `ask` answers to every prompt, so many of them at once."""
+    queue, total = list(reversed(prompts)), 0
+
+    async def work() -> None:
+        nonlocal total
+        while queue:
+            # Awaited first: `total += await …` would read the sum before the others add theirs.
+            answered = await ask(queue.pop())
+            total += answered
+
+    await asyncio.gather(*(work() for _ in range(clients)))
+    return total
 
 
 def loop_start(ids: Sequence[int]) -> int:

@@ -1,6 +1,7 @@
 """The server under clients: how much faster many at once are, and a soak of mixed requests.
 
-Starts `dflash-jax serve` as a user does and talks to it over HTTP. Run from the repository:
+Starts `dflash-jax serve` as a user does and talks to it over HTTP. Needs httpx (`pip install
+httpx`; the oracle extra brings it). Run from the repository:
 
     python benchmarks/serving.py throughput          # plain and DFlash, 1 client and 16
     python benchmarks/serving.py soak --requests 500 # mixed requests, clients that vanish
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 import httpx
 from decode import PROMPTS
+from measure import total_of
 
 CLIENTS = 16
 _START = "import sys; from dflash_jax.cli.main import main; sys.exit(main())"
@@ -87,18 +89,9 @@ async def ask(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> int:
 
 
 async def _all(url: str, prompts: Sequence[str], clients: int, max_tokens: int) -> dict[str, float]:
-    queue, tokens = list(reversed(prompts)), 0
-
-    async def work(client: httpx.AsyncClient) -> None:
-        nonlocal tokens
-        while queue:
-            # Awaited first: `tokens += await …` would read the sum before the others add theirs.
-            answered = await ask(client, queue.pop(), max_tokens)
-            tokens += answered
-
     async with httpx.AsyncClient(base_url=url, timeout=None) as client:
         begun = time.perf_counter()
-        await asyncio.gather(*(work(client) for _ in range(clients)))
+        tokens = await total_of(lambda prompt: ask(client, prompt, max_tokens), prompts, clients)
         seconds = time.perf_counter() - begun
     return {
         "requests_per_second": len(prompts) / seconds,

@@ -107,14 +107,14 @@ def test_every_contestant_takes_its_turn_in_every_repeat(measure):
     assert [len(seconds) for seconds in taken.values()] == [3, 3]
 
 
-def test_tokens_of_clients_at_once_are_all_counted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    serving = importlib.import_module("serving")
+def test_tokens_of_clients_at_once_are_all_counted(measure):
+    asked: list[str] = []
 
-    async def ask(*_: object) -> int:
+    async def ask(prompt: str) -> int:
+        asked.append(prompt)
         await asyncio.sleep(0.01)
         return 3
 
-    monkeypatch.setattr(serving, "ask", ask)
-    found = asyncio.run(serving._all("http://localhost", ["a"] * 12, 4, 3))
-    assert found["tokens_per_second"] * found["seconds"] == pytest.approx(36)
+    prompts = [str(number) for number in range(12)]
+    assert asyncio.run(measure.total_of(ask, prompts, 4)) == 36
+    assert asked == prompts

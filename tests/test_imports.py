@@ -140,14 +140,21 @@ def open_ends(root: Path) -> list[str]:
     ]
 
 
+def _brought_by(root: Path, *extras: str) -> set[str]:
+    """Import names of Python's own modules, the run-time requirements and these extras."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    optional = project.get("optional-dependencies", {})
+    lines = [
+        *project["dependencies"],
+        *(line for extra in extras for line in optional.get(extra, [])),
+    ]
+    names = {re.split(r"[^A-Za-z0-9_.-]", line, maxsplit=1)[0] for line in lines}
+    return {IMPORT_NAMES.get(name, name) for name in names} | set(sys.stdlib_module_names)
+
+
 def undeclared_imports(root: Path) -> list[str]:
     """Imports of packages that neither Python nor the project's run-time requirements bring."""
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project.get("optional-dependencies", {})
-    lines = [*project["dependencies"], *extras.get("serve", []), *extras.get("train", [])]
-    names = {re.split(r"[^A-Za-z0-9_.-]", line, maxsplit=1)[0] for line in lines}
-    known = {IMPORT_NAMES.get(name, name) for name in names}
-    known |= {PACKAGE, *sys.stdlib_module_names}
+    known = _brought_by(root, "serve", "train") | {PACKAGE}
     return [
         f"{name}:{line}: {module}"
         for path, name, tree in _modules(root)
@@ -156,7 +163,36 @@ def undeclared_imports(root: Path) -> list[str]:
     ]
 
 
+def needs_beyond_the_test_extra(root: Path) -> list[str]:
+    """What tests, or benchmarks that tests import, import without the test extra bringing it.
+
+    At module level, where it breaks the collection of tests that need no oracle.
+    """
+    own = {path.stem for path in (root / "tests").glob("*.py")}
+    known = own | _brought_by(root, "serve", "test") | {PACKAGE}
+    waiting, seen, found = sorted((root / "tests").glob("*.py")), set(), []
+    while waiting:
+        path = waiting.pop()
+        if path in seen or not path.is_file():
+            continue
+        seen.add(path)
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(r'import_module\("(\w+)"\)', text):
+            waiting += [root / "benchmarks" / f"{name}.py"]
+        top = [
+            node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        for line, module, _ in _imports(root, path, ast.Module(top, [])):
+            first = module.partition(".")[0]
+            if (own_script := root / "benchmarks" / f"{first}.py").is_file():
+                waiting.append(own_script)
+            elif first not in known:
+                found.append(f"{path.relative_to(root)}:{line}: {module}")
+    return found
+
+
 CHECKS = (
+    needs_beyond_the_test_extra,
     wrong_way_imports,
     private_reads,
     prints,
@@ -215,6 +251,25 @@ PLANTED = [
     (open_ends, "arena/kv.py", f"x = 1  # {OPEN_END} later", f":2: {OPEN_END}"),
     (undeclared_imports, "arena/kv.py", "import torch.nn", ":2: torch.nn"),
 ]
+
+
+@pytest.mark.parametrize("extra", [[], ["httpx"]], ids=["not brought", "brought"])
+def test_a_benchmark_that_tests_import_needs_no_more_than_the_test_extra(
+    tmp_path: Path, extra: list[str]
+):
+    project = f"[project]\ndependencies = []\noptional-dependencies = {{ test = {extra} }}\n"
+    files = {
+        "pyproject.toml": project,
+        "tests/test_a.py": 'import_module("a")\ndef f():\n    import torch\n',
+        "benchmarks/a.py": "import b\n",
+        "benchmarks/b.py": "import httpx\n",
+        "benchmarks/c.py": "import torch\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    expected = [] if extra else ["benchmarks/b.py:1: httpx"]
+    assert needs_beyond_the_test_extra(tmp_path) == expected
 
 
 @pytest.mark.parametrize(
