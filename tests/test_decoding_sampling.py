@@ -285,6 +285,22 @@ def test_a_nan_logit_spoils_its_own_token_and_no_other(place: int):
     assert np.array_equal(greedy, best)
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 40), (40, 3, 300), (4, 8, 49152)], ids=str)
+@pytest.mark.parametrize("name", ["greedy", "temperature", "all filters", "presence"])
+def test_a_nan_logit_is_found_in_logits_of_every_size(name: str, shape: tuple[int, int, int]):
+    """XLA's maximum loses a NaN in large arrays on CPU, wherever in its row it stands."""
+    rows, width, v = shape
+    logits = np.array(random_logits(*shape))
+    rng = np.random.default_rng(3)
+    spoilt = rng.random((rows, width)) < 0.5
+    for row, slot in zip(*np.nonzero(spoilt), strict=True):
+        logits[row, slot, rng.integers(v)] = np.nan
+    logits[-1, -1], spoilt[-1, -1] = np.nan, True
+    chosen = choose(jnp.asarray(logits), [WISHES[name]] * rows)
+    assert np.array_equal(chosen == -1, spoilt)
+    assert np.array_equal(np.asarray(healthy_tokens(jnp.asarray(logits))) == -1, spoilt)
+
+
 def test_without_options_the_choice_is_that_of_the_greedy_program():
     logits = random_logits(4, 6, 97).at[:2, 2, :].set(0.5)
     plain = choose(logits, [Wish()] * 4)
@@ -333,10 +349,10 @@ def test_a_drafter_that_is_the_target_drafts_what_the_target_draws(name: str, re
     options = options_of([WISHES[name]])
     draw = RowDraws(options, jnp.asarray([length], jnp.int32))
     logits = random_logits(1, block, V, seed=4)
-    drafts = choose_drafts(logits, None, V, draw)
+    drafts, _ = choose_drafts(logits, None, V, draw)
     if reduced:
         order = jnp.asarray(np.random.default_rng(0).permutation(V), jnp.int32)
-        drafts = choose_drafts(logits[:, :, order], order, V, draw)
+        drafts, _ = choose_drafts(logits[:, :, order], order, V, draw)
     positions = jnp.arange(length + 1, length + 1 + block, dtype=jnp.int32)[None]
     chosen = choose_tokens(logits, positions, drafts[:, 1:], options, init_counts(1, V))
     np.testing.assert_array_equal(np.asarray(drafts), np.asarray(chosen))
@@ -348,7 +364,7 @@ def test_two_draws_with_one_noise_agree_as_often_as_their_bound_says():
     draw = RowDraws(options_of([WISHES["temperature"]]), jnp.asarray([0], jnp.int32))
     ours, theirs = random_logits(2, 1, 1, V, seed=6)
     drafts, chosen = (
-        np.asarray(choose_drafts(jnp.broadcast_to(one, (1, block, V)), None, V, draw))
+        np.asarray(choose_drafts(jnp.broadcast_to(one, (1, block, V)), None, V, draw)[0])
         for one in (ours, theirs)
     )
     p, q = (np.asarray(jax.nn.softmax(one[0, 0] / 0.7)) for one in (theirs, ours))
@@ -364,7 +380,7 @@ def test_two_draws_with_one_noise_agree_as_often_as_their_bound_says():
 def test_drafts_of_greedy_rows_are_the_best_ids_in_mixed_company():
     options = options_of([WISHES["greedy"], WISHES["hot"]])
     logits = random_logits(2, 5, V, seed=7)
-    mixed = choose_drafts(logits, None, V, RowDraws(options, jnp.zeros((2,), jnp.int32)))
-    best = choose_drafts(logits, None, V, None)
+    mixed, _ = choose_drafts(logits, None, V, RowDraws(options, jnp.zeros((2,), jnp.int32)))
+    best, _ = choose_drafts(logits, None, V, None)
     np.testing.assert_array_equal(np.asarray(mixed[0]), np.asarray(best[0]))
     np.testing.assert_array_equal(np.asarray(best), np.asarray(logits).argmax(-1))

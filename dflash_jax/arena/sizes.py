@@ -137,8 +137,8 @@ def context_arena_bytes(
 
 
 def options_bytes(n: int) -> int:
-    """Bytes of `SlotOptions` for n slots: nine numbers, the two lists and a flag."""
-    return n * (9 * 4 + MAX_BIAS * (4 + 4) + MAX_ENDS * 4 + 1)
+    """Bytes of `SlotOptions` for n slots: nine numbers, the two lists and two flags."""
+    return n * (9 * 4 + MAX_BIAS * (4 + 4) + MAX_ENDS * 4 + 2)
 
 
 def counts_bytes(n: int, v: int) -> int:

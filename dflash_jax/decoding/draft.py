@@ -28,14 +28,16 @@ class Proposal(NamedTuple):
     Attributes:
         tokens: proposed ids [b, K]; from `count` on, filler that never matches.
         count: proposals of each row, 0 … K; 0 means "did not draft", not "drafted id 0".
-        log_q: log-probability the drafts were drawn with [b, K, v], or None for argmax drafts,
-            and drafts drawn with the target's noise: both are accepted by equality with the
-            target's own draw.
+        log_q: log-probabilities that drafts of sampled rows without a seed were drawn from, after
+            the row's options [b, K, c]; None: every draft is accepted by equality with the
+            target's own draw, as those of greedy and seeded rows always are.
+        ids: the target's id of each entry of `log_q` [c]; None: the target's first ones.
     """
 
     tokens: Int[Array, "b K"]
     count: Int[Array, " b"]
-    log_q: Float[Array, "b K v"] | None
+    log_q: Float[Array, "b K c"] | None
+    ids: Int[Array, " c"] | None = None
 
 
 @runtime_checkable
@@ -129,9 +131,11 @@ class BlockDrafter:
         vocab_size = self.target.config.vocab_size
         logits = self.model.logits(drafted, self.target.head, vocab_size)
         # A reduced vocabulary narrows what is proposed; what is verified is the target's own.
-        tokens = choose_drafts(logits, self.model.draft_ids, vocab_size, draw)
+        draft_ids = self.model.draft_ids
+        tokens, log_q = choose_drafts(logits, draft_ids, vocab_size, draw)
         alive = (slots < arena.lengths.shape[0]) & self.follows(arena, slots)
-        return Proposal(tokens, jnp.where(alive, self.draft_len, 0).astype(jnp.int32), None)
+        counts = jnp.where(alive, self.draft_len, 0).astype(jnp.int32)
+        return Proposal(tokens, counts, log_q, draft_ids)
 
     def absorb(
         self,

@@ -13,6 +13,22 @@ from jaxtyping import Array, Float, Int
 
 from dflash_jax.decoding.options import SlotOptions
 
+# Below this a division would overflow or, where the hardware flushes denormals, be by 0.
+LEAST_TEMPERATURE = 1e-37
+
+
+def shaped_scores(scores: Float[Array, "b t v"], options: SlotOptions) -> Float[Array, "b t v"]:
+    """Scores over the temperature, -inf where an id may not be drawn; the best one is 0.
+
+    They are taken relative to the best before they are divided, so that no temperature overflows
+    and the ids that matter keep their precision. A draw from their softmax is the row's.
+    """
+    best = jnp.max(scores, axis=-1)
+    temperatures = jnp.maximum(options.temperatures, LEAST_TEMPERATURE)
+    floor = lowest_allowed(scores, best, temperatures, options)
+    shaped = (scores - best[:, :, None]) / temperatures[:, None, None]
+    return jnp.where(scores < floor[:, :, None], -jnp.inf, shaped)
+
 
 def lowest_allowed(
     scores: Float[Array, "b t v"],

@@ -24,6 +24,8 @@ class SlotOptions(NamedTuple):
     Attributes:
         temperatures: 0 is greedy, float32 [n].
         seeds: noise of sampled rows, uint32 [n].
+        seeded: whether the text must be what plain decoding draws with the seed, bool [n]; else
+            drafts may be judged by `rejection.py`, which keeps more of them.
         top_k: 0 = all ids, int32 [n].
         top_p: 1 = all ids, float32 [n].
         min_p: 0 = all ids, float32 [n].
@@ -38,6 +40,7 @@ class SlotOptions(NamedTuple):
 
     temperatures: Float[Array, " n"]
     seeds: UInt32[Array, " n"]
+    seeded: Bool[Array, " n"]
     top_k: Int[Array, " n"]
     top_p: Float[Array, " n"]
     min_p: Float[Array, " n"]
@@ -72,6 +75,7 @@ def init_options(n: int) -> SlotOptions:
     return SlotOptions(
         temperatures=real(0.0),
         seeds=jnp.zeros((n,), jnp.uint32),
+        seeded=jnp.ones((n,), jnp.bool_),
         top_k=jnp.zeros((n,), jnp.int32),
         top_p=real(1.0),
         min_p=real(0.0),

@@ -21,12 +21,14 @@ from dflash_jax.decoding.options import (
     count_outputs,
     init_options,
 )
+from dflash_jax.decoding.rejection import DrawnDrafts
 from dflash_jax.decoding.report import NOT_RUN, Logprobs, pack
 from dflash_jax.decoding.sampling import (
     RowDraws,
     choose_tokens,
     chosen_logprobs,
     healthy_tokens,
+    judge_drafts,
 )
 from dflash_jax.decoding.state import EngineState, TokenState
 from dflash_jax.decoding.verify import num_accepted_drafts
@@ -146,13 +148,19 @@ def decode_round(
     hidden, features, new = target.run(ids, lengths, cache, layer_ids)
     logits = target.logits(hidden)
     if draw is None:
-        chosen, logprobs = healthy_tokens(logits), None
+        chosen, num_kept, logprobs = healthy_tokens(logits), num_drafts, None
     else:
         history = jax.tree.map(lambda array: array[:rows], tokens.counts)
         positions = draw.positions(ids.shape[1])
-        chosen = choose_tokens(logits, positions, proposal.tokens, draw.options, history)
+        drawn = None
+        if proposal.log_q is not None:
+            drawn = DrawnDrafts(proposal.log_q, proposal.ids, num_drafts)
+        chosen, limit = judge_drafts(
+            logits, positions, proposal.tokens, draw.options, history, drawn
+        )
+        num_kept = jnp.minimum(num_drafts, limit)
         logprobs = _logprobs(logits, chosen, draw.options)
-    accepted = num_accepted_drafts(proposal.tokens, num_drafts, chosen)
+    accepted = num_accepted_drafts(proposal.tokens, num_kept, chosen)
     committed = _after_pass(jnp.where(alive, accepted + 1, 0), _lowest(chosen, accepted))
     kv = append_kv(kv, slots, new, committed)
     if drafter is not None:

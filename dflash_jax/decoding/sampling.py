@@ -1,31 +1,31 @@
-"""The target's choice of a token at every verified position.
+"""The target's choice of a token at every verified position, and the drafts of sampled rows.
 
 Greedy rows take the best id. Sampled rows add Gumbel noise that depends only on the row's seed and
 the token's position in its sequence: a seeded row draws the same tokens alone or in a batch, in any
 slot, with a drafter or without. A draft is accepted by equality with that draw, so what is
 committed is plain decoding's text whatever was drafted, and its distribution exactly the target's,
-as the row's options shape it. Drafts of sampled rows are drawn with the noise of their positions
+as the row's options shape it. Drafts of seeded rows are drawn with the noise of their positions
 (`choose_drafts`): the nearer the drafter is to the target, the more often both draw the same id.
-Everything is float32: bfloat16 noise has 128 levels and never reaches a thin tail.
+Rows without a seed keep more drafts by `rejection.py`, where the drafter says what it drew from;
+their distribution is the same, their text is nobody's promise.
 
-`adjust.py` and `filters.py` are the options' own formulas.
+`adjust.py` and `filters.py` are the options' own formulas, `noise.py` the random numbers.
 """
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int
 
 from dflash_jax.decoding.adjust import adjust_scores, asks_adjustment
-from dflash_jax.decoding.filters import lowest_allowed
+from dflash_jax.decoding.filters import shaped_scores
+from dflash_jax.decoding.noise import DRAFT, gumbel
 from dflash_jax.decoding.options import TOP_LOGPROBS, SlotOptions, TokenCounts
+from dflash_jax.decoding.rejection import DrawnDrafts, reject_drafts
 
 UNSOUND = -1
 """Stands for the id where logits were NaN: no draft equals it and nothing is committed."""
-
-# Below this a division would overflow or, where the hardware flushes denormals, be by 0.
-LEAST_TEMPERATURE = 1e-37
 
 
 def greedy_tokens(logits: Float[Array, "b t v"]) -> Int[Array, "b t"]:
@@ -61,18 +61,58 @@ def choose_tokens(
     Returns:
         Ids, `UNSOUND` where a logit of the token was NaN.
     """
+    return judge_drafts(logits, positions, drafts, options, counts, None)[0]
+
+
+def judge_drafts(
+    logits: Float[Array, "b t v"],
+    positions: Int[Array, "b t"],
+    drafts: Int[Array, "b K"],
+    options: SlotOptions,
+    counts: TokenCounts,
+    drawn: DrawnDrafts | None,
+) -> tuple[Int[Array, "b t"], Int[Array, " b"]]:
+    """`choose_tokens`, and for each row how many drafts at most may be kept by equality with them.
+
+    Args:
+        drawn: what drafts were drawn from; sampled rows without a seed are judged by it, and what
+            comes behind the kept drafts and one token more has no meaning there. None: every row
+            is judged by equality alone.
+    """
     sampled = options.temperatures > 0
+    unlimited = jnp.full((logits.shape[0],), drafts.shape[1], jnp.int32)
 
-    def adjusted(scores: Array) -> Array:
+    def best(scores: Array) -> tuple[Array, Array]:
+        return healthy_tokens(scores), unlimited
+
+    def adjusted(scores: Array) -> tuple[Array, Array]:
         scores = adjust_scores(scores, positions, drafts, options, counts)
-        return jax.lax.cond(jnp.any(sampled), drawn, healthy_tokens, scores)
+        return jax.lax.cond(jnp.any(sampled), chosen, best, scores)
 
-    def drawn(scores: Array) -> Array:
-        chosen = _draw(scores, positions, options, sampled, None, logits.shape[-1])
-        return jnp.where(jnp.isnan(jnp.max(scores, axis=-1)), UNSOUND, chosen)
+    def chosen(scores: Array) -> tuple[Array, Array]:
+        shaped = shaped_scores(scores, options)
+        rejecting = jnp.zeros_like(sampled) if drawn is None else sampled & ~options.seeded
+        tokens, limit = equal_draws(scores, shaped, sampled & ~rejecting), unlimited
+        if drawn is not None:
+            judged, kept = jax.lax.cond(
+                jnp.any(rejecting),
+                lambda: reject_drafts(shaped, positions, drafts, drawn, options.seeds),
+                lambda: (tokens, limit),
+            )
+            tokens = jnp.where(rejecting[:, None], judged, tokens)
+            limit = jnp.where(rejecting, kept, limit)
+        # Not isnan(max): XLA's maximum on CPU loses NaN in arrays of more than some thousand.
+        return jnp.where(jnp.any(jnp.isnan(scores), axis=-1), UNSOUND, tokens), limit
+
+    def equal_draws(scores: Array, shaped: Array, drawing: Array) -> Array:
+        def drawn_tokens() -> Array:
+            noise = gumbel(positions, options.seeds, scores.shape[-1])
+            return _draw(scores, shaped, noise, drawing)
+
+        return jax.lax.cond(jnp.any(drawing), drawn_tokens, lambda: greedy_tokens(scores))
 
     asked = jnp.any(sampled) | asks_adjustment(positions, options, logits.shape[-1])
-    return jax.lax.cond(asked, adjusted, healthy_tokens, logits.astype(jnp.float32))
+    return jax.lax.cond(asked, adjusted, best, logits.astype(jnp.float32))
 
 
 class RowDraws(NamedTuple):
@@ -99,21 +139,26 @@ def choose_drafts(
     ids: Int[Array, " c"] | None,
     vocab_size: int,
     draw: RowDraws | None,
-) -> Int[Array, "b K"]:
-    """Drafts as ids of the target: the best, or a sampled row's draw.
+) -> tuple[Int[Array, "b K"], Float[Array, "b K c"] | None]:
+    """Drafts as ids of the target: the best, or a sampled row's draw. And what they are drawn from.
 
-    A sampled row draws as the target will, from the drafter's logits under the row's temperature
+    A seeded row draws as the target will, from the drafter's logits under the row's temperature
     and filters, with the target's own noise. Two draws with one noise agree with probability at
     least (1 - d) / (1 + d), where d is the total variation of the two distributions, and always
-    where they are equal. Bias and penalties are left to the target.
+    where they are equal. A row without a seed draws with noise of its own, for `rejection.py`. Bias
+    and penalties are left to the target.
 
     Args:
         ids: the target's id of each entry, for a reduced vocabulary; None: the target's first ones.
         vocab_size: the target's.
         draw: None: every row is greedy.
+
+    Returns:
+        Drafts; log-probabilities of what rows without a seed drew from, zeros in other rows where
+        no row is one, None without `draw`.
     """
-    chosen = _drafted(logits, ids, vocab_size, draw)
-    return chosen if ids is None else ids.at[chosen].get(mode="promise_in_bounds")
+    chosen, log_q = _drafted(logits, ids, vocab_size, draw)
+    return chosen if ids is None else ids.at[chosen].get(mode="promise_in_bounds"), log_q
 
 
 def _drafted(
@@ -121,17 +166,36 @@ def _drafted(
     ids: Int[Array, " c"] | None,
     vocab_size: int,
     draw: RowDraws | None,
-) -> Int[Array, "b K"]:
+) -> tuple[Int[Array, "b K"], Float[Array, "b K c"] | None]:
     """The drafts of `choose_drafts` as indexes into the drafter's vocabulary."""
     if draw is None:
-        return greedy_tokens(logits)
+        return greedy_tokens(logits), None
     options = draw.options
     positions, sampled = draw.positions(logits.shape[1]), options.temperatures > 0
+    entries = logits.shape[-1]
 
-    def drawn(scores: Array) -> Array:
-        return _draw(scores, positions, options, sampled, ids, vocab_size)
+    def of_target() -> Array:
+        noise = gumbel(positions, options.seeds, vocab_size)
+        if ids is None:
+            return noise[:, :, :entries]
+        return noise.at[:, :, ids].get(mode="promise_in_bounds")
 
-    return jax.lax.cond(jnp.any(sampled), drawn, greedy_tokens, logits)
+    def drawn(scores: Array) -> tuple[Array, Array]:
+        shaped, none = shaped_scores(scores, options), jnp.zeros_like(scores)
+        own = sampled & ~options.seeded
+        noise = jax.lax.cond(jnp.any(sampled & options.seeded), of_target, lambda: none)
+
+        def unseeded() -> tuple[Array, Array]:
+            other = gumbel(positions, options.seeds, entries, DRAFT)
+            return jnp.where(own[:, None, None], other, noise), jax.nn.log_softmax(shaped)
+
+        noise, log_q = jax.lax.cond(jnp.any(own), unseeded, lambda: (noise, none))
+        return _draw(scores, shaped, noise, sampled), log_q
+
+    def best(scores: Array) -> tuple[Array, Array]:
+        return greedy_tokens(scores), jnp.zeros_like(scores)
+
+    return jax.lax.cond(jnp.any(sampled), drawn, best, logits)
 
 
 def chosen_logprobs(
@@ -160,36 +224,9 @@ def chosen_logprobs(
 
 def _draw(
     scores: Float[Array, "b t c"],
-    positions: Int[Array, "b t"],
-    options: SlotOptions,
+    shaped: Float[Array, "b t c"],
+    noise: Float[Array, "b t c"],
     sampled: Bool[Array, " b"],
-    ids: Int[Array, " c"] | None,
-    vocab_size: int,
 ) -> Int[Array, "b t"]:
-    """Draws from softmax(scores / temperature) over the allowed ids by the Gumbel trick.
-
-    Scores are taken relative to the best before they are divided, so that no temperature overflows
-    and the ids that matter keep their precision. `ids` as in `choose_drafts`.
-    """
-    best = jnp.max(scores, axis=-1)
-    temperatures = jnp.maximum(options.temperatures, LEAST_TEMPERATURE)
-    floor = lowest_allowed(scores, best, temperatures, options)
-    noisy = (scores - best[:, :, None]) / temperatures[:, None, None]
-    noise = _gumbel(positions, options.seeds, vocab_size)
-    if ids is not None:
-        noise = noise.at[:, :, ids].get(mode="promise_in_bounds")
-    noisy = noisy + noise[:, :, : scores.shape[-1]]
-    noisy = jnp.where(scores < floor[:, :, None], -jnp.inf, noisy)
-    return greedy_tokens(jnp.where(sampled[:, None, None], noisy, scores))
-
-
-def _gumbel(
-    positions: Int[Array, "b t"], seeds: UInt32[Array, " b"], v: int
-) -> Float[Array, "b t v"]:
-    """Standard Gumbel noise for each id: a function of seed and position, of nothing else."""
-
-    def noise(seed: Array, position: Array) -> Array:
-        key = jax.random.fold_in(jax.random.key(seed), position)
-        return jax.random.gumbel(key, (v,), jnp.float32)
-
-    return jax.vmap(jax.vmap(noise, in_axes=(None, 0)))(seeds, positions)
+    """Sampled rows draw from softmax(shaped) by the Gumbel trick, others take the best score."""
+    return greedy_tokens(jnp.where(sampled[:, None, None], shaped + noise, scores))

@@ -84,6 +84,7 @@ def _options(answer: Answer) -> SlotOptions:
     fields: dict[str, Any] = dict(
         temperatures=real(params.temperature),
         seeds=np.array([answer.seed], np.uint32),
+        seeded=np.array([params.seed is not None]),
         top_k=np.array([params.top_k], np.int32),
         top_p=real(params.top_p),
         min_p=real(params.min_p),
