@@ -2,9 +2,11 @@
 
 Prompts are the first ones of every JSONL file of a folder (lines with `turns`; the first turn is
 asked). Acceptance is measured in batches, greedy and at temperature 1; speed with `--speed`, one
-prompt at a time, plain and drafted in turn. Run from the repository:
+prompt at a time, plain and drafted in turn. Sampled requests have no seed, as most users' have none,
+so drafts are judged by speculative sampling; `--seeded` gives each its own. Run from the repository:
 
     python benchmarks/acceptance.py EVAL_FOLDER
+    python benchmarks/acceptance.py EVAL_FOLDER --temperatures 1 --seeded
     python benchmarks/acceptance.py EVAL_FOLDER --speed --widths 2 3 4
 """
 
@@ -73,7 +75,11 @@ def acceptance(
     tokenizer = Tokenizer.from_folder(resolve_model(args.target, kind="target"))
     ids = [tokenizer.chat_ids([{"role": "user", "content": text}]) for text in texts]
     params = [
-        SamplingParams(max_tokens=args.max_tokens, temperature=temperature, seed=number)
+        SamplingParams(
+            max_tokens=args.max_tokens,
+            temperature=temperature,
+            seed=number if args.seeded else None,
+        )
         for number in range(len(texts))
     ]
     done = llm.generate([list(one) for one in ids], params)
@@ -150,6 +156,7 @@ def main() -> None:
     parser.add_argument("--max-prompt-tokens", type=int, default=896)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--temperatures", type=float, nargs="*", default=[0.0, 1.0])
+    parser.add_argument("--seeded", action="store_true", help="a seed for every sampled request")
     parser.add_argument("--speed", action="store_true", help="time batch 1 too")
     parser.add_argument("--speed-every", type=int, default=4, help="every n-th prompt is timed")
     parser.add_argument("--widths", type=int, nargs="*", default=[2, 3, 4, 7], help="K to time")

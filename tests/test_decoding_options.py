@@ -21,7 +21,7 @@ def nbytes(tree: Any) -> int:
 @pytest.mark.parametrize(("n", "v"), [(1, 97), (5, 4), (16, 1000)])
 def test_options_and_counts_have_the_bytes_of_the_formulas(n: int, v: int):
     """Invariant 5. 2,565 bytes a slot, and 5 for every id."""
-    assert nbytes(init_options(n)) == sizes.options_bytes(n) == 2565 * n
+    assert nbytes(init_options(n)) == sizes.options_bytes(n) == 2566 * n
     assert nbytes(init_counts(n, v)) == sizes.counts_bytes(n, v) == 5 * n * v
 
 
@@ -38,7 +38,7 @@ def test_token_state_has_the_bytes_of_the_formula(drafted: bool):
 
 def test_a_slot_starts_greedy_with_everything_else_off():
     options = init_options(2)
-    neutral = dict.fromkeys(options._fields, 0) | {"top_p": 1, "repetition": 1}
+    neutral = dict.fromkeys(options._fields, 0) | {"top_p": 1, "repetition": 1, "seeded": True}
     neutral |= {"bias_ids": NO_ID, "ban_ids": NO_ID}
     for name, array in options._asdict().items():
         assert array.shape[0] == 2 and np.all(np.asarray(array) == neutral[name]), name

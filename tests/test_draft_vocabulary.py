@@ -4,6 +4,7 @@ What a drafter should propose is argmax over the mapped ids of the logits that t
 over the whole vocabulary; what the text should be, the NumPy oracle and the Markov table say.
 """
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,8 +105,12 @@ def test_drafts_are_the_best_of_the_mapped_ids_and_the_text_is_the_targets_own(f
     assert held == stored + gathered + 4 * len(EVEN)
 
 
-def test_a_sampled_row_follows_the_target_over_ids_that_are_never_drafted(tmp_path):
-    """Invariant 2: what follows each of four ids, two of which are in the drafter's reach."""
+@pytest.mark.parametrize("seeded", [True, False], ids=["seeded", "without a seed"])
+def test_a_sampled_row_follows_the_target_over_ids_that_are_never_drafted(tmp_path, seeded: bool):
+    """Invariant 1: what follows each of four ids, two of which are in the drafter's reach.
+
+    Seeded rows accept drafts by equality, others by speculative sampling.
+    """
     logits = np.full((tiny.VOCAB, tiny.VOCAB), -1e4, np.float32)
     logits[:4, :4] = np.log(MARKOV)
     logits[4:, 0] = 0.0
@@ -121,8 +126,11 @@ def test_a_sampled_row_follows_the_target_over_ids_that_are_never_drafted(tmp_pa
     batch = Batch(
         tiny_engine.engine(target, drafter, row_sizes=(16,), max_seq_len=96, max_batch_size=16)
     )
+    # The draws are fixed in both cases: what the row asks for decides how it is judged.
     params = [dj.SamplingParams(temperature=1.0, max_tokens=80, seed=i) for i in range(16)]
-    rows = tiny_engine.serve(batch, [tiny_engine.request([2], one) for one in params])
+    asked = [one if seeded else dataclasses.replace(one, seed=None) for one in params]
+    queued = [tiny_engine.request([2], one, seed=i) for i, one in enumerate(asked)]
+    rows = tiny_engine.serve(batch, queued)
     counts = np.zeros((4, 4))
     for row in rows:
         np.add.at(counts, ([2, *row.token_ids[:-1]], row.token_ids), 1)
@@ -131,7 +139,8 @@ def test_a_sampled_row_follows_the_target_over_ids_that_are_never_drafted(tmp_pa
     assert np.sum((counts - expected) ** 2 / expected) < CHI_SQUARE_LIMIT
     drafted = {token for last in batch.last_rounds.values() for token in last.drafts}
     assert drafted <= {0, 2}
-    assert sum(row.stats.num_accepted_drafts for row in rows) > 128
+    # 1 - d of what can be drafted, against what two draws with one noise have in common.
+    assert sum(row.stats.num_accepted_drafts for row in rows) > (380 if seeded else 410)
 
 
 def test_a_gathered_head_is_the_targets_rows_and_offsets_stay_whole_numbers(folders):

@@ -120,13 +120,13 @@ def usage(completions: Sequence[Completion]) -> dict[str, Any]:
 
 
 def figures(
-    request_id: str, completions: Sequence[Completion], *, max_draft_len: int, seed: int
+    request_id: str, completions: Sequence[Completion], *, max_draft_len: int, seed: int | None
 ) -> dict[str, Any]:
     """How a request was decoded, over all its choices: the extension field `dflash`.
 
     Args:
         max_draft_len: K of the engine; what is said is the request's own, 0 when it did not draft.
-        seed: of the first choice, with which it can be asked for again.
+        seed: the request's, of its first choice; None: it gave none.
     """
     all_stats = [choice.stats for one in completions for choice in one.choices]
     first, pooled = all_stats[0], _pooled(all_stats)

@@ -154,7 +154,7 @@ class TextRequests:
             taken.request_id,
             completions,
             max_draft_len=self._llm.config.max_draft_len,
-            seed=taken.jobs[0].rows[0].seed,
+            seed=taken.jobs[0].rows[0].params.seed,
         )
 
     def _problem(self, taken: Taken) -> ApiError | None:
