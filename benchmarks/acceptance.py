@@ -2,8 +2,9 @@
 
 Prompts are the first ones of every JSONL file of a folder (lines with `turns`; the first turn is
 asked). Acceptance is measured in batches, greedy and at temperature 1; speed with `--speed`, one
-prompt at a time, plain and drafted in turn. Sampled requests have no seed, as most users' have none,
-so drafts are judged by speculative sampling; `--seeded` gives each its own. Run from the repository:
+prompt at a time, plain and drafted in turn. Sampled requests have no seed, as most users' have
+none, so drafts are judged by speculative sampling; `--seeded` gives each its own. Run from the
+repository:
 
     python benchmarks/acceptance.py EVAL_FOLDER
     python benchmarks/acceptance.py EVAL_FOLDER --temperatures 1 --seeded

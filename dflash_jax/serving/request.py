@@ -31,7 +31,8 @@ class SamplingParams:
         stop: texts that end the answer and are not part of it.
         stop_token_ids: ids that end the answer, beside the model's own, and are part of it.
         ignore_eos: goes on past the model's end ids, not past `stop_token_ids`.
-        seed: fixes the draws of a sampled request wherever it runs; None draws one.
+        seed: fixes the draws of a sampled request wherever it runs, with a drafter and without;
+            None: other draws in every run, of which a drafter proposes more (`rejection.py`).
         n: answers; each has a seed of its own (`sample_seed`), so with temperature 0 all are equal.
         logprobs: log-probabilities of the answer's ids, and of this many best ones beside each;
             None = not reported.
@@ -41,7 +42,8 @@ class SamplingParams:
             or the answer holds; 1 = off.
         logit_bias: from token id (a number, or its digits as JSON has them) to what its logit is
             raised by.
-        speculate: False decodes this request without drafts; the text stays the same.
+        speculate: False decodes this request without drafts; a greedy or seeded text stays the
+            same, any other its distribution.
     """
 
     temperature: float = 0.0
