@@ -2,10 +2,14 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 import few_ids
 from command_line import run
@@ -48,6 +52,35 @@ def test_a_trained_drafter_loads_and_leaves_the_text_as_it_is(
     one, other = plain["completions"][0], drafted["completions"][0]
     assert one["token_ids"] == other["token_ids"]
     assert other["stats"]["num_drafts"] > 0
+
+
+@pytest.mark.oracle  # it needs the extra train, which the test extra does not bring
+def test_a_run_on_two_devices_writes_events_and_another_goes_on_from_its_drafter(
+    target: Path, prompts: Path, tmp_path: Path
+):
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+
+    def train(out: Path, *words: object) -> None:
+        program = "import sys; from dflash_jax.cli.main import main; sys.exit(main())"
+        command = [sys.executable, "-c", program, "train", target, prompts, out, *words]
+        child = subprocess.run(
+            [*map(str, command), "--devices", "2", "--tensorboard", "--json"],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"},
+        )
+        assert child.returncode == 0, child.stderr
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    train(first, *OPTIONS, "--steps", 10)
+    (events,) = (tmp_path / "first.work").rglob("events.out.tfevents.*")
+    assert b"loss" in events.read_bytes()
+    train(second, "--from", first, "--steps", 2, "--documents", 2, "--anchors", 2,
+          "--max-answer-tokens", 32, "--max-batch-size", 1, "--accept-every", 0)  # fmt: skip
+    assert DrafterConfig.from_folder(first) == DrafterConfig.from_folder(second)
+    before, after = (load_file(folder / "model.safetensors") for folder in (first, second))
+    assert before.keys() == after.keys()
+    assert any((before[name] != after[name]).any() for name in before)
 
 
 @pytest.mark.parametrize(

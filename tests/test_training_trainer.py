@@ -201,6 +201,22 @@ def test_options_that_do_not_fit_the_target_are_refused(model, changes, message)
         drafter_config(model.config, TrainOptions(**(tiny.OPTIONS | changes)))
 
 
+@pytest.mark.parametrize("numbers", [0, 16, 48], ids=["none", "one tap", "three taps"])
+def test_features_that_are_not_those_of_the_taps_are_refused(
+    model, documents, tmp_path, numbers: int
+):
+    """Documents that nobody cached features for, or cached for another drafter."""
+    other = np.zeros((len(documents[1].ids), numbers), documents[1].features.dtype)
+    spoiled = [documents[0], documents[1]._replace(features=other), *documents[2:]]
+    message = (
+        f"1 of {len(documents)} documents have features of {numbers} numbers a token, "
+        "2 taps of 16 are 32"
+    )
+    with pytest.raises(ConfigError, match=message):
+        train(model, spoiled, tmp_path / "run", tiny.options())
+    assert not (tmp_path / "run" / "log.csv").exists()
+
+
 def test_the_head_that_training_reads_has_no_gradient(model, documents):
     """Fault 130: neither embedding nor head is among what `train_step` returns or changes."""
     options = tiny.options(full_head_from=0.0)

@@ -37,6 +37,24 @@ class Document(NamedTuple):
         return np.arange(len(self.ids)) >= self.answer_start
 
 
+def check_features(documents: Sequence[Document], taps: int, width: int) -> None:
+    """Refuses documents whose features are not those of the drafter's taps.
+
+    Args:
+        taps, width: tapped layers, and the target's hidden size.
+
+    Raises:
+        ConfigError: some have none (nobody cached them), or those of other layers.
+    """
+    wrong = [d.features.shape[1] for d in documents if d.features.shape[1] != taps * width]
+    if wrong:
+        raise ConfigError(
+            f"{len(wrong)} of {len(documents)} documents have features of {wrong[0]} numbers a "
+            f"token, {taps} taps of {width} are {taps * width}: cache them (cache_features, with "
+            'this drafter\'s layer ids) or train with features="computed"'
+        )
+
+
 def check_final(documents: Sequence[Document]) -> None:
     """Refuses documents that a distilling loss cannot learn from.
 

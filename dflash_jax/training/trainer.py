@@ -20,7 +20,7 @@ from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.planning import rules
 from dflash_jax.training import step
 from dflash_jax.training.blocks import BlockBatch
-from dflash_jax.training.documents import Document, check_final
+from dflash_jax.training.documents import Document, check_features, check_final
 from dflash_jax.training.feed import Feed
 from dflash_jax.training.head import Candidates
 from dflash_jax.training.held_out import HeldOut, held_out_figures
@@ -100,8 +100,11 @@ def train(
     drafter = begin_with or start_drafter(
         drafter_config(target.config, options), target, init=options.init, seed=options.seed
     )
-    if options.distils and options.features == "cached":
-        check_final(documents)
+    if options.features == "cached":
+        taps = len(drafter.config.target_layer_ids)
+        check_features(documents, taps, target.config.hidden_size)
+        if options.distils:
+            check_final(documents)
     data = {
         "documents_sha256": documents_hash(documents),
         "begin_with": None if begin_with is None else parameters_hash(begin_with),
