@@ -1,10 +1,11 @@
 """Speculative sampling of rows without a seed: the target's distribution, and the drafts it keeps.
 
 A small drafter and target with table logits, thousands of rows with a seed each, whole rounds of
-drafting, judging and accepting. Two tokens are looked at together, so that a second round, which
-draws anew at positions whose first drafts were thrown away, is in the figures too.
+drafting, judging and accepting. Three tokens are looked at together, so that later rounds, which
+draw anew at positions whose first drafts were thrown away, are in the figures too.
 """
 
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -12,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dflash_jax.decoding import rejection
 from dflash_jax.decoding.options import init_counts
 from dflash_jax.decoding.rejection import DrawnDrafts
 from dflash_jax.decoding.sampling import UNSOUND, RowDraws, choose_drafts, judge_drafts
 from dflash_jax.decoding.verify import num_accepted_drafts
 from sampling_oracle import Wish, options_of, probabilities
 
-V, K, ROWS = 6, 2, 20_000
+V, K, ROWS, TOKENS = 5, 3, 20_000, 3
 
 WISHES = {
     "temperature": Wish(temperature=0.8),
@@ -54,7 +56,7 @@ def pair(kind: str) -> Pair:
         certain = jnp.full((V, K, V), -50.0).at[:, :, 3].set(50.0)
         return Pair(target + never, certain)
     if kind == "few ids":
-        ids = jnp.asarray([4, 1, 3], jnp.int32)
+        ids = jnp.asarray([4, 1, 2], jnp.int32)
         return Pair(target, near[:, :, ids], ids)
     assert kind == "broken"
     return Pair(target, jnp.full((V, K, V), jnp.nan))
@@ -86,21 +88,44 @@ def play(pair: Pair, anchors: jax.Array, lengths: jax.Array, options, drafting: 
     return chosen, num_accepted_drafts(drafts, jnp.minimum(num_drafts, limit), chosen)
 
 
-def two_tokens(pair: Pair, wish: Wish, drafting: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """The two tokens after anchor 0 of every row [b, 2], and drafts its first round accepted."""
-    rows = options(wish, ROWS, seeded=False)
-    lengths = jnp.full((ROWS,), 5, jnp.int32)
-    on = jnp.full((ROWS,), drafting)
-    first, accepted = play(pair, jnp.zeros((ROWS,), jnp.int32), lengths, rows, on)
-    second, _ = play(pair, first[:, 0], lengths + 1, rows, on)
-    behind = np.where(np.asarray(accepted) > 0, np.asarray(first)[:, 1], np.asarray(second)[:, 0])
-    return np.stack([np.asarray(first)[:, 0], behind], axis=1), np.asarray(accepted)
+def tokens_of(pair: Pair, wish: Wish, drafting: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """The first tokens after anchor 0 of every row [b, TOKENS], and what its first round kept."""
+    rows, on = options(wish, ROWS, seeded=False), jnp.full((ROWS,), drafting)
+    text = np.zeros((ROWS, TOKENS + K + 1), np.int32)
+    done, every = np.zeros(ROWS, np.int32), np.arange(ROWS)
+    first = None
+    for _ in range(TOKENS):
+        anchors = np.where(done > 0, text[every, done - 1], 0)
+        played = play(pair, jnp.asarray(anchors), jnp.asarray(5 + done), rows, on)
+        chosen, accepted = (np.asarray(x) for x in played)
+        first = accepted if first is None else first
+        open_rows = done < TOKENS
+        for slot in range(K + 1):
+            taken = open_rows & (slot <= accepted)
+            text[every[taken], done[taken] + slot] = chosen[taken, slot]
+        done = np.where(open_rows, done + accepted + 1, done)
+    assert first is not None
+    return text[:, :TOKENS], first
+
+
+def law(logits: jax.Array, wish: Wish) -> np.ndarray:
+    """Probabilities [rows, v] of rows of logits."""
+    return np.stack([probabilities(np.asarray(row, np.float64), wish) for row in logits])
 
 
 def expected(target: jax.Array, wish: Wish) -> np.ndarray:
-    """Probability of two tokens after anchor 0 [v, v]."""
-    each = np.stack([probabilities(np.asarray(row, np.float64), wish) for row in target])
-    return each[0][:, None] * each
+    """Probability of three tokens after anchor 0 [v, v, v]."""
+    each = law(target, wish)
+    return each[0][:, None, None] * each[:, :, None] * each[None, :, :]
+
+
+def chi_square(found: np.ndarray, p: np.ndarray) -> tuple[float, int]:
+    """Over the cells that have at least 5 expected, the rest in one; and degrees of freedom."""
+    wide = ROWS * p >= 5
+    cells = np.append(found[wide], found[~wide].sum())
+    wanted = ROWS * np.append(p[wide], p[~wide].sum())
+    wanted[-1] = max(wanted[-1], 1.0)
+    return float(np.sum((cells - wanted) ** 2 / wanted)), int(wide.sum())
 
 
 def highest_chi_square(degrees: int) -> float:
@@ -111,44 +136,61 @@ def highest_chi_square(degrees: int) -> float:
 
 @pytest.mark.parametrize("name", WISHES)
 @pytest.mark.parametrize("kind", ["near", "far", "always wrong", "few ids", "the target", "broken"])
-def test_two_tokens_are_drawn_as_often_as_plain_decoding_draws_them(kind: str, name: str):
+def test_three_tokens_are_drawn_as_often_as_plain_decoding_draws_them(kind: str, name: str):
+    """Faults 9, 13, and noise that a round's decision hangs on being used by a later one."""
     made = pair(kind)
-    tokens, _ = two_tokens(made, WISHES[name])
+    tokens, _ = tokens_of(made, WISHES[name])
     p = expected(made.target, WISHES[name])
-    found = np.zeros((V, V))
-    np.add.at(found, (tokens[:, 0], tokens[:, 1]), 1)
-    allowed = p > 0
-    assert found[~allowed].sum() == 0
-    chi_square = np.sum((found - ROWS * p)[allowed] ** 2 / (ROWS * p[allowed]))
-    assert chi_square < highest_chi_square(int(allowed.sum()) - 1)
+    found = np.zeros((V, V, V))
+    np.add.at(found, tuple(tokens.T), 1)
+    assert found[p == 0].sum() == 0
+    value, degrees = chi_square(found, p)
+    assert value < highest_chi_square(degrees)
 
 
 def test_a_row_that_does_not_draft_draws_from_the_target_too():
     made = pair("near")
-    tokens, accepted = two_tokens(made, WISHES["temperature"], drafting=False)
+    tokens, accepted = tokens_of(made, WISHES["temperature"], drafting=False)
     assert not accepted.any()
-    p = expected(made.target, WISHES["temperature"]).sum(1)
     found = np.bincount(tokens[:, 0], minlength=V)
-    assert np.sum((found - ROWS * p) ** 2 / (ROWS * p)) < highest_chi_square(V - 1)
+    value, degrees = chi_square(found, law(made.target, WISHES["temperature"])[0])
+    assert value < highest_chi_square(degrees)
 
 
 @pytest.mark.parametrize("name", WISHES)
 @pytest.mark.parametrize("kind", ["near", "far", "few ids", "always wrong", "the target"])
-def test_a_draft_is_kept_as_often_as_both_distributions_agree(kind: str, name: str):
-    """1 - d of the two, which no rule exceeds; equality of draws with one noise keeps fewer."""
+def test_drafts_are_kept_as_often_as_the_rule_says(kind: str, name: str):
+    """The first with chance 1 - d, k of them with the mean of w(k); no rule keeps more.
+
+    Draft by draft, min(1, p / q) keeps fewer, and so does equality of draws with one noise.
+    """
     made, wish = pair(kind), WISHES[name]
-    p = probabilities(np.asarray(made.target[0], np.float64), wish)
-    q = np.zeros(V)
+    p = law(made.target, wish)
     ids = np.arange(V) if made.ids is None else np.asarray(made.ids)
-    q[ids] = probabilities(np.asarray(made.drafter[0, 0], np.float64), wish)
-    agreed = np.minimum(p, q).sum()
-    _, accepted = two_tokens(made, wish)
-    kept = float(np.mean(accepted > 0))
-    assert abs(kept - agreed) < 4 * (0.25 / ROWS) ** 0.5
-    rows = options(wish, ROWS, seeded=True)
-    on, lengths = jnp.ones((ROWS,), bool), jnp.full((ROWS,), 5, jnp.int32)
+    q = np.zeros((K, V))
+    q[:, ids] = law(made.drafter[0], wish)
+    by_block, by_token = np.zeros(K), np.zeros(K)
+    for block in itertools.product(range(V), repeat=K):
+        chance, weight, kept = 1.0, 1.0, 1.0
+        for slot, (last, token) in enumerate(zip((0, *block), block, strict=False)):
+            if q[slot, token] == 0:
+                chance = 0.0
+                break
+            chance *= q[slot, token]
+            ratio = p[last, token] / q[slot, token]
+            weight, kept = min(1.0, weight * ratio), kept * min(1.0, ratio)
+            rest = 1 / V ** (K - 1 - slot)  # every block is visited once for each that goes on
+            by_block[slot] += chance * weight * rest
+            by_token[slot] += chance * kept * rest
+    _, accepted = tokens_of(made, wish)
+    found = np.array([np.mean(accepted > slot) for slot in range(K)])
+    assert np.all(np.abs(found - by_block) < 4 * (0.25 / ROWS) ** 0.5)
+    assert abs(by_block[0] - np.minimum(p[0], q[0]).sum()) < 1e-9
+    assert np.all(by_block > by_token - 1e-9)
+    rows, on = options(wish, ROWS, seeded=True), jnp.ones((ROWS,), bool)
+    lengths = jnp.full((ROWS,), 5, jnp.int32)
     _, equal = play(made, jnp.zeros((ROWS,), jnp.int32), lengths, rows, on)
-    assert kept > float(np.mean(np.asarray(equal) > 0)) - 0.012
+    assert found.sum() > float(np.mean(np.asarray(equal))) - 0.02
 
 
 def test_seeded_and_greedy_rows_are_as_they_were_beside_rows_without_a_seed():
@@ -185,18 +227,35 @@ def test_a_nan_of_the_target_ends_the_run_where_it_stands():
     assert (chosen[~after_two, 0] >= 0).all()
 
 
-def test_a_coin_of_zero_keeps_no_draft_that_the_target_forbids(monkeypatch: pytest.MonkeyPatch):
-    """Strictly less: an impossible draft is rejected by every coin, 0 included."""
-    from dflash_jax.decoding import rejection
-
-    monkeypatch.setattr(rejection, "coins", lambda positions, *_: jnp.zeros(positions.shape))
-    log_p = jnp.asarray([[[0.0, -jnp.inf], [0.0, 0.0]]])
-    drawn = DrawnDrafts(jnp.log(jnp.asarray([[[0.5, 0.5]]])), None, jnp.asarray([1]))
-    tokens, kept = rejection.reject_drafts(
-        log_p,
-        jnp.asarray([[1, 2]], jnp.int32),
-        jnp.asarray([[1]], jnp.int32),
+@pytest.mark.parametrize("coin", [0.0, 1 - 2.0**-24], ids=["lowest coin", "highest coin"])
+def test_no_coin_keeps_a_forbidden_draft_or_loses_a_certain_one(
+    monkeypatch: pytest.MonkeyPatch, coin: float
+):
+    """Strictly less: a draft that the target forbids is not kept by a coin of 0."""
+    monkeypatch.setattr(rejection, "coins", lambda starts, seeds, count: jnp.full((2, 1), coin))
+    forbidden, certain = [[0.0, -jnp.inf], [0.0, 0.0]], [[-jnp.inf, 0.0], [0.0, 0.0]]
+    drawn = DrawnDrafts(jnp.log(jnp.full((2, 1, 2), 0.5)), None, jnp.asarray([1, 1]))
+    tokens, kept = rejection.judge_block(
+        jnp.asarray([forbidden, certain]),
+        jnp.asarray([[1, 2]] * 2, jnp.int32),
+        jnp.asarray([[1]] * 2, jnp.int32),
         drawn,
-        jnp.zeros((1,), jnp.uint32),
+        jnp.zeros((2,), jnp.uint32),
     )
-    assert (int(kept[0]), int(tokens[0, 0])) == (0, 0)
+    assert kept.tolist() == [0, 1]
+    assert tokens[:, 0].tolist() == [0, 1]
+
+
+def test_a_drafter_that_fails_at_one_id_proposes_nothing_there_and_harms_nothing():
+    rows = 4000
+    log_q = jnp.log(jnp.full((rows, 1, 2), 0.5)).at[:, :, 1].set(jnp.nan)
+    log_p = jnp.broadcast_to(jnp.log(jnp.asarray([[0.3, 0.7], [0.5, 0.5]])), (rows, 2, 2))
+    tokens, kept = rejection.judge_block(
+        log_p,
+        jnp.broadcast_to(jnp.asarray([[1, 2]], jnp.int32), (rows, 2)),
+        jnp.ones((rows, 1), jnp.int32),
+        DrawnDrafts(log_q, None, jnp.ones((rows,), jnp.int32)),
+        jnp.arange(rows, dtype=jnp.uint32),
+    )
+    assert not kept.any()
+    assert set(np.asarray(tokens[:, 0]).tolist()) <= {0, 1}

@@ -1,7 +1,8 @@
-"""Random numbers of sampled rows: functions of a row's seed and a token's position, nothing else.
+"""Random numbers of sampled rows: functions of a row's seed and of places, nothing else.
 
-So a row draws the same alone or in a batch, in any slot, and whatever was drafted before. Draws
-that must not depend on each other have streams of their own. Everything is float32: bfloat16 noise
+So a row draws the same alone or in a batch, and in any slot. What decides a round, its drafts and
+its coins, hangs on where the round begins: a later round that passes the same positions must draw
+anew, for its past already says something of the old numbers. Everything is float32: bfloat16 noise
 has 128 levels and never reaches a thin tail.
 """
 
@@ -16,7 +17,7 @@ DRAFT, COIN, RESIDUAL = 1, 2, 3
 def gumbel(
     positions: Int[Array, "b t"], seeds: UInt32[Array, " b"], v: int, stream: int | None = None
 ) -> Float[Array, "b t v"]:
-    """Standard Gumbel noise for each id."""
+    """Standard Gumbel noise for each id of the token at each position."""
 
     def noise(seed: Array, position: Array) -> Array:
         return jax.random.gumbel(_key(seed, position, stream), (v,), jnp.float32)
@@ -24,15 +25,24 @@ def gumbel(
     return jax.vmap(jax.vmap(noise, in_axes=(None, 0)))(seeds, positions)
 
 
-def coins(
-    positions: Int[Array, "b t"], seeds: UInt32[Array, " b"], stream: int
-) -> Float[Array, "b t"]:
-    """Uniform numbers in [0, 1)."""
+def draft_gumbel(
+    starts: Int[Array, " b"], seeds: UInt32[Array, " b"], count: int, v: int
+) -> Float[Array, "b t v"]:
+    """Standard Gumbel noise for `count` drafts of a round whose first token is at `starts`."""
 
-    def coin(seed: Array, position: Array) -> Array:
-        return jax.random.uniform(_key(seed, position, stream), (), jnp.float32)
+    def noise(seed: Array, start: Array) -> Array:
+        return jax.random.gumbel(_key(seed, start, DRAFT), (count, v), jnp.float32)
 
-    return jax.vmap(jax.vmap(coin, in_axes=(None, 0)))(seeds, positions)
+    return jax.vmap(noise)(seeds, starts)
+
+
+def coins(starts: Int[Array, " b"], seeds: UInt32[Array, " b"], count: int) -> Float[Array, "b t"]:
+    """Uniform numbers in [0, 1) for `count` drafts of a round whose first token is at `starts`."""
+
+    def toss(seed: Array, start: Array) -> Array:
+        return jax.random.uniform(_key(seed, start, COIN), (count,), jnp.float32)
+
+    return jax.vmap(toss)(seeds, starts)
 
 
 def _key(seed: Array, position: Array, stream: int | None) -> Array:

@@ -20,9 +20,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dflash_jax.decoding.adjust import adjust_scores, asks_adjustment
 from dflash_jax.decoding.filters import shaped_scores
-from dflash_jax.decoding.noise import DRAFT, gumbel
+from dflash_jax.decoding.noise import draft_gumbel, gumbel
 from dflash_jax.decoding.options import TOP_LOGPROBS, SlotOptions, TokenCounts
-from dflash_jax.decoding.rejection import DrawnDrafts, reject_drafts
+from dflash_jax.decoding.rejection import DrawnDrafts, judge_block
 
 UNSOUND = -1
 """Stands for the id where logits were NaN: no draft equals it and nothing is committed."""
@@ -96,7 +96,7 @@ def judge_drafts(
         if drawn is not None:
             judged, kept = jax.lax.cond(
                 jnp.any(rejecting),
-                lambda: reject_drafts(shaped, positions, drafts, drawn, options.seeds),
+                lambda: judge_block(shaped, positions, drafts, drawn, options.seeds),
                 lambda: (tokens, limit),
             )
             tokens = jnp.where(rejecting[:, None], judged, tokens)
@@ -186,7 +186,7 @@ def _drafted(
         noise = jax.lax.cond(jnp.any(sampled & options.seeded), of_target, lambda: none)
 
         def unseeded() -> tuple[Array, Array]:
-            other = gumbel(positions, options.seeds, entries, DRAFT)
+            other = draft_gumbel(positions[:, 0], options.seeds, positions.shape[1], entries)
             return jnp.where(own[:, None, None], other, noise), jax.nn.log_softmax(shaped)
 
         noise, log_q = jax.lax.cond(jnp.any(own), unseeded, lambda: (noise, none))
