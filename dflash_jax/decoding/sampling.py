@@ -6,8 +6,8 @@ slot, with a drafter or without. A draft is accepted by equality with that draw,
 committed is plain decoding's text whatever was drafted, and its distribution exactly the target's,
 as the row's options shape it. Drafts of seeded rows are drawn with the noise of their positions
 (`choose_drafts`): the nearer the drafter is to the target, the more often both draw the same id.
-Rows without a seed keep more drafts by `rejection.py`, where the drafter says what it drew from;
-their distribution is the same, their text is nobody's promise.
+Rows without a seed keep more drafts by `rejection.py`, where the drafter says what it drew from:
+the distribution is the same, the text is not promised.
 
 `adjust.py` and `filters.py` are the options' own formulas, `noise.py` the random numbers.
 """
