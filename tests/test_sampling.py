@@ -29,7 +29,7 @@ MARKOV = np.array(
     ]
 )
 LIKELY = {i: int(np.argmax(row)) for i, row in enumerate(MARKOV)}
-SAMPLES = 1500
+SAMPLES = 600
 # Upper 1e-4 quantile of chi-square with 15 degrees of freedom; the seeds are fixed.
 CHI_SQUARE_LIMIT = 44.26
 

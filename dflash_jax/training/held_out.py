@@ -24,8 +24,8 @@ class HeldOut(NamedTuple):
 
     With final hidden states, at temperature 1, slots taken as independent: `accepted_sampled`, the
     run expected of drafts kept with probability sum_v min(p, q), which is `sampled_by_slot`
-    (speculative sampling; drafts with the target's noise, which this engine makes, agree somewhat
-    less often: `decoding/sampling.py`); `accepted_best`, the run of argmax drafts.
+    (draft by draft; `decoding/rejection.py` keeps somewhat more of rows without a seed, equality
+    with a seeded draw somewhat fewer); `accepted_best`, the run of argmax drafts.
     """
 
     accepted: float
