@@ -179,7 +179,7 @@ def needs_beyond_the_test_extra(root: Path) -> list[str]:
         text = path.read_text(encoding="utf-8")
         for name in re.findall(r'import_module\("(\w+)"\)', text):
             waiting += [root / "benchmarks" / f"{name}.py"]
-        top = [
+        top: list[ast.stmt] = [
             node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)
         ]
         for line, module, _ in _imports(root, path, ast.Module(top, [])):

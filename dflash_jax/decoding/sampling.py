@@ -93,10 +93,10 @@ def judge_drafts(
         shaped = shaped_scores(scores, options)
         rejecting = jnp.zeros_like(sampled) if drawn is None else sampled & ~options.seeded
         tokens, limit = equal_draws(scores, shaped, sampled & ~rejecting), unlimited
-        if drawn is not None:
+        if (proposed := drawn) is not None:
             judged, kept = jax.lax.cond(
                 jnp.any(rejecting),
-                lambda: judge_block(shaped, positions, drafts, drawn, options.seeds),
+                lambda: judge_block(shaped, positions, drafts, proposed, options.seeds),
                 lambda: (tokens, limit),
             )
             tokens = jnp.where(rejecting[:, None], judged, tokens)
