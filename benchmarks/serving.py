@@ -1,7 +1,7 @@
 """The server under clients: how much faster many at once are, and a soak of mixed requests.
 
-Starts `dflash-jax serve` as a user does and talks to it over HTTP. Needs httpx (`pip install
-httpx`; the oracle extra brings it). Run from the repository:
+Starts `dflash-jax serve` as a user does and talks to it over HTTP. Needs httpx, which no extra
+brings (`pip install httpx`). Run from the repository:
 
     python benchmarks/serving.py throughput          # plain and DFlash, 1 client and 16
     python benchmarks/serving.py soak --requests 500 # mixed requests, clients that vanish
