@@ -1,6 +1,7 @@
 """What a round commits: the longest accepted run of drafts and the target's next token.
 
-The committed tokens *are* the target's own choices, so output never depends on the drafter.
+What is committed *are* the target's own choices, so greedy and seeded output never depends on the
+drafter; what `rejection.py` chose for other rows has the target's distribution.
 """
 
 import jax.numpy as jnp
