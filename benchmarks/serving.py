@@ -3,7 +3,7 @@
 Starts `dflash-jax serve` as a user does and talks to it over HTTP. Needs httpx, which no extra
 brings (`pip install httpx`). Run from the repository:
 
-    python benchmarks/serving.py throughput          # plain and DFlash, 1 client and 16
+    python benchmarks/serving.py throughput          # plain, DFlash, adaptive; 1 client and 16
     python benchmarks/serving.py soak --requests 500 # mixed requests, clients that vanish
 """
 
@@ -108,10 +108,14 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"clients": args.clients, "max_tokens": args.max_tokens, "arms": {}}
     # Each prompt comes several times and is made unlike the others at its first word: no reuse.
     prompts = [f"{number}. {PROMPTS[number % len(PROMPTS)]}" for number in range(args.requests)]
-    for name, options in (("plain", ["--speculation", "none"]), ("DFlash", [])):
-        options += ["--max-seq-len", "512", "--max-batch-size", str(args.clients)]
-        if args.max_draft_len and name == "DFlash":
-            options += ["--max-draft-len", str(args.max_draft_len)]
+    width = ["--max-draft-len", str(args.max_draft_len)] if args.max_draft_len else []
+    arms = {
+        "plain": ["--speculation", "none"],
+        "DFlash": width,
+        "DFlash, adaptive": ["--adaptive", *width],
+    }
+    for name in args.arms or arms:
+        options = [*arms[name], "--max-seq-len", "512", "--max-batch-size", str(args.clients)]
         with serving(args.target, *options) as server:
             taken: dict[int, list[dict[str, float]]] = {1: [], args.clients: []}
             for turn in range(args.repeats):
@@ -239,6 +243,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--max-draft-len", type=int)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--arms", nargs="*", help="of throughput; default: all")
     args = parser.parse_args()
     print(json.dumps((throughput if args.kind == "throughput" else soak)(args), indent=2))
 
