@@ -9,6 +9,7 @@ repository:
     python benchmarks/acceptance.py EVAL_FOLDER
     python benchmarks/acceptance.py EVAL_FOLDER --temperatures 1 --seeded
     python benchmarks/acceptance.py EVAL_FOLDER --speed --widths 2 3 4
+    python benchmarks/acceptance.py EVAL_FOLDER --temperatures --speed --speed-temperature 1
 """
 
 import argparse
@@ -118,10 +119,11 @@ def speed(args: argparse.Namespace, prompts: dict[str, list[str]]) -> dict[str, 
         ids = list(tokenizer.chat_ids([{"role": "user", "content": text}]))
         if number == 0:
             for arm in arms:
-                arm.answer(ids, 16)
+                arm.answer(ids, 16, temperature=args.speed_temperature, seeded=args.seeded)
         turn = number % len(arms)
         for arm in (*arms[turn:], *arms[:turn]):
-            found[arm.name].append(arm.answer(ids, args.max_tokens))
+            asked = {"temperature": args.speed_temperature, "seeded": args.seeded}
+            found[arm.name].append(arm.answer(ids, args.max_tokens, seed=number, **asked))
         if number % 8 == 7:
             print(f"speed: {number + 1} of {len(texts)} prompts", file=sys.stderr, flush=True)
     timed = [i for i in range(len(texts)) if all(a[i].timed_tokens for a in found.values())]
@@ -129,7 +131,7 @@ def speed(args: argparse.Namespace, prompts: dict[str, list[str]]) -> dict[str, 
     result: dict[str, Any] = {"weight_bytes": read_bytes(pair.target), "prompts": len(timed)}
     for arm in arms[1:]:
         drafted = found[arm.name]
-        # Answers are the same, so seconds are compared over the same tokens, prompt by prompt.
+        # Prompt by prompt, as if both had as many tokens; greedy and seeded answers are the same.
         per_token = [
             np.array([a[i].seconds / a[i].timed_tokens * plain[i].timed_tokens for i in timed])
             for a in (plain, drafted)
@@ -159,6 +161,7 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="*", default=[0.0, 1.0])
     parser.add_argument("--seeded", action="store_true", help="a seed for every sampled request")
     parser.add_argument("--speed", action="store_true", help="time batch 1 too")
+    parser.add_argument("--speed-temperature", type=float, default=0.0, help="of what is timed")
     parser.add_argument("--speed-every", type=int, default=4, help="every n-th prompt is timed")
     parser.add_argument("--widths", type=int, nargs="*", default=[2, 3, 4, 7], help="K to time")
     args = parser.parse_args()

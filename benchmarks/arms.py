@@ -84,11 +84,22 @@ class EngineArm:
         self._batch = Batch(self.engine)
         self._ends = pair.ends
 
-    def answer(self, prompt: list[int], max_tokens: int) -> Answer:
-        params = SamplingParams(max_tokens=max_tokens)
+    def answer(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        seeded: bool = False,
+    ) -> Answer:
+        """With a temperature the draws are those of `seed`, which the request names if `seeded`."""
+        params = SamplingParams(
+            max_tokens=max_tokens, temperature=temperature, seed=seed if seeded else None
+        )
         ends = frozenset(self._ends)
         output = Output(None, params, ends)
-        row = Row(0, prompt=prompt, params=params, seed=0, ends=ends, output=output)
+        row = Row(0, prompt=prompt, params=params, seed=seed, ends=ends, output=output)
         self._batch.submit(row)
         while not row.stats.num_rounds and row.finish_reason is None:
             self._batch.step()
