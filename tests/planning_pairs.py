@@ -55,9 +55,9 @@ def row_state(vocab_size: int, *, context: bool = True) -> int:
     """Bytes of a row's token state, by hand, without the drafter's one limit.
 
     Anchor, what remains, length, whether it drafts, and the context's length; nine numbers, 300
-    biases, 32 ends and a flag; a flag and a count for every id.
+    biases, 32 ends and two flags; a flag and a count for every id.
     """
-    return (17 if context else 13) + (36 + 300 * 8 + 32 * 4 + 1) + 5 * vocab_size
+    return (17 if context else 13) + (36 + 300 * 8 + 32 * 4 + 2) + 5 * vocab_size
 
 
 def inputs(

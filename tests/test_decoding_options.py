@@ -20,7 +20,7 @@ def nbytes(tree: Any) -> int:
 
 @pytest.mark.parametrize(("n", "v"), [(1, 97), (5, 4), (16, 1000)])
 def test_options_and_counts_have_the_bytes_of_the_formulas(n: int, v: int):
-    """Invariant 5. 2,565 bytes a slot, and 5 for every id."""
+    """Invariant 5. 2,566 bytes a slot, and 5 for every id."""
     assert nbytes(init_options(n)) == sizes.options_bytes(n) == 2566 * n
     assert nbytes(init_counts(n, v)) == sizes.counts_bytes(n, v) == 5 * n * v
 
