@@ -114,15 +114,15 @@ def speed(args: argparse.Namespace, prompts: dict[str, list[str]]) -> dict[str, 
     longest = args.max_prompt_tokens + args.max_tokens
     arms = [EngineArm(pair, width, longest) for width in (0, *args.widths)]
     texts = [text for group in prompts.values() for text in group][:: args.speed_every]
+    asked = {"temperature": args.speed_temperature, "seeded": args.seeded}
     found: dict[str, list[Answer]] = {arm.name: [] for arm in arms}
     for number, text in enumerate(texts):
         ids = list(tokenizer.chat_ids([{"role": "user", "content": text}]))
         if number == 0:
             for arm in arms:
-                arm.answer(ids, 16, temperature=args.speed_temperature, seeded=args.seeded)
+                arm.answer(ids, 16, **asked)
         turn = number % len(arms)
         for arm in (*arms[turn:], *arms[:turn]):
-            asked = {"temperature": args.speed_temperature, "seeded": args.seeded}
             found[arm.name].append(arm.answer(ids, args.max_tokens, seed=number, **asked))
         if number % 8 == 7:
             print(f"speed: {number + 1} of {len(texts)} prompts", file=sys.stderr, flush=True)

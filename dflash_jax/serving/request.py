@@ -32,7 +32,7 @@ class SamplingParams:
         stop_token_ids: ids that end the answer, beside the model's own, and are part of it.
         ignore_eos: goes on past the model's end ids, not past `stop_token_ids`.
         seed: fixes the draws of a sampled request wherever it runs, with a drafter and without;
-            None: other draws in every run, of which a drafter proposes more (`rejection.py`).
+            None: other draws in every run, by a rule that keeps more drafts (`rejection.py`).
         n: answers; each has a seed of its own (`sample_seed`), so with temperature 0 all are equal.
         logprobs: log-probabilities of the answer's ids, and of this many best ones beside each;
             None = not reported.
