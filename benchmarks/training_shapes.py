@@ -13,15 +13,20 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from flax import nnx
 
 from dflash_jax import load_target
+from dflash_jax.models import DFlashDrafter, Target
+from dflash_jax.training.documents import Document
 from dflash_jax.training.features import cache_features, read_features
+from dflash_jax.training.feed import Feed
+from dflash_jax.training.held_out import HeldOut, held_out_figures
 from dflash_jax.training.options import TrainOptions, drafter_config
+from dflash_jax.training.step import abstract_of, compile_measure, drafter_params
 from dflash_jax.training.trainer import train
 from dflash_jax.weights.hub import resolve_model
 
@@ -43,7 +48,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "distill_weight": 0.7,
         "overlap_weight": 0.5,
     },
+    "2,048 ids": {"draft_vocab": 2048},
+    "512 ids": {"draft_vocab": 512},
 }
+# The first drafter cut afterwards: what training under so many ids is compared with.
+CUTS = (2048, 512)
 
 
 def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -69,19 +78,42 @@ def run(name: str, args: argparse.Namespace) -> dict[str, Any]:
     cache_features(target, args.work / "corpus", folder, taps, keep_final=True)
     place = args.work / "shapes" / name.replace(" ", "-").replace(",", "")
     begun = time.perf_counter()
-    trained = train(target, read_features(folder), place, options)
+    documents = read_features(folder)
+    trained = train(target, documents, place, options)
     seconds = time.perf_counter() - begun
-    held = trained.held_out
+    leaves = drafter_params(trained.drafter)
+    found = {
+        "parameters": sum(leaf.size for name, leaf in leaves.items() if name != "d2t"),
+        **figures(trained.held_out),
+        "seconds": seconds,
+    }
+    if not VARIANTS[name]:
+        for size in CUTS:
+            few = dataclasses.replace(options, draft_vocab=size)
+            found[f"cut to {size} ids"] = figures(cut(target, documents, few, trained.drafter))
+    return found
+
+
+def figures(held: HeldOut | None) -> dict[str, Any]:
+    """What the table has of a held-out measure."""
     assert held is not None
-    leaves = jax.tree.leaves(nnx.state(trained.drafter))
     return {
-        "parameters": sum(leaf.size for leaf in leaves),
         "accepted": held.accepted,
         "accepted_sampled": held.accepted_sampled,
         "by_slot": held.by_slot,
         "anchors": held.anchors,
-        "seconds": seconds,
     }
+
+
+def cut(
+    target: Target, documents: Sequence[Document], options: TrainOptions, drafter: DFlashDrafter
+) -> HeldOut | None:
+    """Held-out figures of a drafter that proposes the options' draft vocabulary alone."""
+    feed = Feed(target, documents, options, drafter.config.target_layer_ids)
+    measure = compile_measure(abstract_of(drafter), options, feed.allowed)
+    width, params = drafter.config.block_size, drafter_params(drafter)
+    batches = feed.held_out(width)
+    return held_out_figures(measure, params, batches, target.embedding, target.head, width)
 
 
 def main() -> None:

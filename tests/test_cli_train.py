@@ -157,6 +157,7 @@ def test_every_field_of_the_run_is_an_option(
         "frequent": 100,
         "extra": 50,
         "full_head_from": 0.8,
+        "draft_vocab": 99,
         "held_out": 0.2,
         "evaluate_every": 7,
         "save_every": 8,
@@ -166,11 +167,7 @@ def test_every_field_of_the_run_is_an_option(
         "accept_tokens": 12,
         "seed": 13,
     }
-    assert (others["layout"], others["draft_vocab"], others["tensorboard"]) == (
-        "speculators",
-        99,
-        True,
-    )
+    assert (others["layout"], others["tensorboard"]) == ("speculators", True)
     ran = run("train", target, prompts, tmp_path / "new", *OPTIONS, "--draft-vocab", 999)
     assert ran.code == 2 and "a draft vocabulary of 999 ids" in " ".join(ran.stderr.split())
 

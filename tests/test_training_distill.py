@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tiny_training as tiny
+from block_truth import drafted_of, softmax, teacher_of
 from dflash_jax.errors import ConfigError
 from dflash_jax.training import head, losses, objective
 from dflash_jax.training.blocks import build_batch
@@ -18,11 +19,6 @@ WIDTH = 4
 RNG = np.random.default_rng(0)
 Q = RNG.normal(size=(2, 3, 4, 11)).astype(np.float32)
 P = RNG.normal(size=(2, 3, 4, 11)).astype(np.float32)
-
-
-def _softmax(logits):
-    weights = np.exp(np.asarray(logits, np.float64))
-    return weights / weights.sum(-1, keepdims=True)
 
 
 @pytest.fixture(scope="module")
@@ -44,46 +40,17 @@ def pair(model):
     return documents, anchors, build_batch(documents, anchors, width=WIDTH, quota=3)
 
 
-def _teacher(model, documents, anchors):
-    """p of every scored slot, from the target's forward pass: {(row, block, slot - 1): [v]}."""
-    found = {}
-    for row, (document, chosen) in enumerate(zip(documents, anchors, strict=True)):
-        logits = np.asarray(model.forward(jnp.asarray(document.ids))[0])
-        for block, anchor in enumerate(chosen.tolist()):
-            for slot in range(1, WIDTH):
-                if anchor + slot < len(document.ids):
-                    found[row, block, slot - 1] = _softmax(logits[anchor + slot - 1])
-    return found
-
-
-def _drafted(model, drafter, documents, anchors):
-    """q of the same slots, each block alone by the forward pass that serving is held to."""
-    found = {}
-    for row, (document, chosen) in enumerate(zip(documents, anchors, strict=True)):
-        for block, anchor in enumerate(chosen.tolist()):
-            ids = np.array([document.ids[anchor]] + [tiny.MASK] * (WIDTH - 1), np.int32)
-            logits = drafter.forward(
-                jnp.asarray(document.features[:anchor], jnp.float32),
-                jnp.asarray(ids),
-                anchor + jnp.arange(WIDTH, dtype=jnp.int32),
-                model.embedding,
-                model.head,
-            )[1]
-            for slot in range(1, WIDTH):
-                if anchor + slot < len(document.ids):
-                    found[row, block, slot - 1] = _softmax(logits[slot])
-    return found
-
-
 @pytest.fixture(scope="module")
 def truth(model, drafter, pair):
     """p and q of every scored slot."""
     documents, anchors, _ = pair
-    return _teacher(model, documents, anchors), _drafted(model, drafter, documents, anchors)
+    return teacher_of(model, documents, anchors, WIDTH), drafted_of(
+        model, drafter, documents, anchors, WIDTH
+    )
 
 
 def test_the_divergence_is_the_sum_of_p_log_p_over_q_and_its_gradient_q_minus_p():
-    p, q = _softmax(P), _softmax(Q)
+    p, q = softmax(P), softmax(Q)
     got = losses.divergence(jnp.asarray(Q), jnp.asarray(P))
     np.testing.assert_allclose(got, (p * np.log(p / q)).sum(-1), rtol=1e-4, atol=1e-6)
     by_q, by_p = jax.grad(lambda a, b: jnp.sum(losses.divergence(a, b)), argnums=(0, 1))(
@@ -108,7 +75,7 @@ def test_candidate_offsets_cancel_but_give_sampled_ids_the_weight_of_those_left_
     vocab, rng = 300, np.random.default_rng(1)
     p, q = (0.5 * rng.normal(size=vocab) for _ in "pq")
     p[:10] += 2.0
-    whole = (_softmax(p) * np.log(_softmax(p) / _softmax(q))).sum()
+    whole = (softmax(p) * np.log(softmax(p) / softmax(q))).sum()
     labels, often = np.zeros((1, 1, 1), np.int32), np.arange(10)
     drawn = [head.choose_candidates(labels, often, 100, vocab, rng) for _ in range(200)]
     listed = [
@@ -120,7 +87,7 @@ def test_candidate_offsets_cancel_but_give_sampled_ids_the_weight_of_those_left_
 
 
 def test_overlap_best_in_teacher_and_the_expected_run_follow_their_formulas():
-    p, q = _softmax(P), _softmax(Q)
+    p, q = softmax(P), softmax(Q)
     kept = losses.overlap(jnp.asarray(Q), jnp.asarray(P))
     np.testing.assert_allclose(kept, np.minimum(p, q).sum(-1), rtol=1e-5)
     best = losses.best_in_teacher(jnp.asarray(Q), jnp.asarray(P))
@@ -139,7 +106,7 @@ def test_minus_log_overlap_falls_along_its_slope_and_is_finite_where_nothing_ove
     step = RNG.normal(size=Q.shape).astype(np.float32)
 
     def expected(x):
-        return -np.log(np.minimum(_softmax(x), _softmax(P)).sum(-1)).sum()
+        return -np.log(np.minimum(softmax(x), softmax(P)).sum(-1)).sum()
 
     across = (expected(Q + 1e-4 * step) - expected(Q - 1e-4 * step)) / 2e-4
     assert float((slope * step).sum()) == pytest.approx(across, rel=2e-2)
@@ -161,7 +128,7 @@ def test_the_teacher_of_slot_o_is_the_target_after_position_a_plus_o_minus_1(mod
     assert rows == [[4, 5, 6], [9, 10, 11], [17, 18, 0], [0, 0, 0]]
     logits = np.asarray(batch.final, np.float32) @ np.asarray(model.head).T
     for place, p in truth[0].items():
-        np.testing.assert_allclose(_softmax(logits[place]), p, atol=2e-3)
+        np.testing.assert_allclose(softmax(logits[place]), p, atol=2e-3)
 
 
 @pytest.mark.parametrize(

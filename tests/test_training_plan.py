@@ -84,3 +84,29 @@ def test_time_is_arithmetic_over_rate():
     plan = _plan(tiny.options(steps=10))
     assert plan.seconds(1e9) == pytest.approx((10 * plan.flops_per_step + plan.feature_flops) / 1e9)
     assert plan.feature_flops == 2 * 12_704 * 30 * 64  # the tiny target's parameters
+
+
+def test_the_held_out_measure_counts_where_it_is_more_than_a_step():
+    """Few anchors, few rows of the head: what is measured is of every id."""
+    small = {"anchors_per_document": 1, "documents_per_step": 8, "draft_vocab": 2}
+    name = "activations (estimate)"
+    without, held, parts, taught = (
+        _plan(tiny.options(**small | changes)).memory[name]
+        for changes in (
+            {},
+            {"held_out": 0.2},
+            {"held_out": 0.2, "accumulate": 2},
+            {"held_out": 0.2, "keep_final": True},
+        )
+    )
+    assert held.nbytes == 2 * 4 * 8 * 16 * 3 * tiny.VOCAB > without.nbytes
+    assert held.formula == "held-out measure: 384 slots x 61 logits x 2 x 4"
+    assert taught.nbytes == 2 * held.nbytes == 4 * parts.nbytes
+
+
+def test_a_reduced_vocabulary_has_so_many_logits():
+    many, few = (_plan(tiny.options(draft_vocab=n)) for n in (40, 10))
+    name = "activations (estimate)"
+    slots = 2 * 3 * 4
+    assert many.memory[name].nbytes - few.memory[name].nbytes == 2 * 4 * slots * 30
+    assert many.flops_per_step > few.flops_per_step

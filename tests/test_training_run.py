@@ -118,17 +118,18 @@ def test_a_second_call_answers_nothing_again_and_gives_the_same_file(tmp_path, p
 def test_features_computed_for_each_step_give_the_parameters_of_cached_ones(tmp_path, prompts):
     """Bit for bit: rounding to bfloat16 hides how many documents a pass had, here.
 
-    One of the folders is of the other layout, with the most frequent ids of the answers.
+    Both propose the most frequent ids of the answers; one folder is of the other layout.
     """
     changes = {"pack": 2, "anchor_chunk": 2, "sliding_window": 6, "loss": "distill"}
-    changes |= {"narrow_until": 0.0, "full_head_from": 0.0}  # one shape of a step
+    # One shape of a step.
+    changes |= {"narrow_until": 0.0, "full_head_from": 0.0, "draft_vocab": 20}
     one = _train(tmp_path, prompts, Counting(), **changes)
-    export = {"layout": "speculators", "draft_vocab": 20, "target_name": "owner/model"}
+    export = {"layout": "speculators", "target_name": "owner/model"}
     changes["features"] = "computed"
     other = _train(tmp_path, prompts, Counting(), out="o", work="w", export=export, **changes)
     assert not (tmp_path / "w" / "features").exists()
     cached, computed = tiny_training.params(one.drafter), tiny_training.params(other.drafter)
-    offsets = computed.pop("d2t")
+    offsets = computed["d2t"]
     tiny_training.assert_same(cached, computed)
 
     counts = np.zeros(tiny.VOCAB, int)
@@ -147,7 +148,7 @@ def test_features_computed_for_each_step_give_the_parameters_of_cached_ones(tmp_
 @pytest.mark.parametrize("size", [0, tiny.VOCAB + 1])
 def test_a_draft_vocabulary_that_the_target_cannot_fill_is_refused_first(tmp_path, prompts, size):
     with pytest.raises(ConfigError, match=f"of {size} ids: .* give 1 to {tiny.VOCAB}"):
-        _train(tmp_path, prompts, Counting(), export={"draft_vocab": size})
+        _train(tmp_path, prompts, Counting(), draft_vocab=size)
     assert not (tmp_path / "work").exists()
 
 

@@ -127,7 +127,6 @@ def train(
         devices,
         tensorboard,
         layout.value,
-        draft_vocab,
     )
     begun = time.perf_counter()
     with notes_shown():

@@ -38,7 +38,6 @@ class Job(NamedTuple):
     devices: int
     tensorboard: bool
     layout: "Layout"
-    draft_vocab: int | None
 
 
 # Options whose field has another name.
@@ -99,8 +98,11 @@ def run_options(given: Mapping[str, Any], begin_with: "DrafterConfig | None") ->
 def checked(job: Job, given: dict[str, Any]) -> "tuple[TargetConfig, DrafterConfig, TrainOptions]":
     """What files and options can tell, before a backend starts."""
     from dflash_jax.config import DrafterConfig, TargetConfig
-    from dflash_jax.training.export import check_draft_vocabulary
-    from dflash_jax.training.options import check_options, drafter_config
+    from dflash_jax.training.options import (
+        check_draft_vocabulary,
+        check_options,
+        drafter_config,
+    )
     from dflash_jax.weights.hub import resolve_model
 
     with Bars() as bars:
@@ -110,7 +112,7 @@ def checked(job: Job, given: dict[str, Any]) -> "tuple[TargetConfig, DrafterConf
     asked = run_options(given, base)
     drafter = base or drafter_config(target, asked)
     check_options(asked, job.devices)
-    check_draft_vocabulary(job.draft_vocab, target.vocab_size)
+    check_draft_vocabulary(asked, target.vocab_size)
     if target.vocab_size <= asked.frequent + asked.extra:
         asked = dataclasses.replace(asked, frequent=0)  # no rows are left to sample from
     return target, drafter, asked
@@ -158,7 +160,6 @@ def train(job: Job, asked: "TrainOptions") -> "Trained":
             corpus=job.corpus,
             begin_with=base,
             layout=job.layout,
-            draft_vocab=job.draft_vocab,
             target_name="" if Path(job.target).is_dir() else job.target,
             mesh=mesh,
             tensorboard=job.tensorboard,

@@ -202,7 +202,5 @@ LayoutOption = Annotated[
 ]
 DraftVocab = Annotated[
     int | None,
-    typer.Option(
-        "--draft-vocab", help="The drafter proposes the answers' so many most frequent ids alone."
-    ),
+    typer.Option("--draft-vocab", help="Train for the answers' so many most frequent ids alone."),
 ]

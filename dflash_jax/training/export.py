@@ -10,40 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import jax.numpy as jnp
-import numpy as np
 
 from dflash_jax.config import DrafterConfig, Verifier
-from dflash_jax.errors import CheckpointError, ConfigError
+from dflash_jax.errors import CheckpointError
 from dflash_jax.models import DFlashDrafter
-from dflash_jax.training.head import frequent_ids
 from dflash_jax.weights.layouts import Layout, Tables, buffers_of, config_in_layout, in_layout
 from dflash_jax.weights.save import save_parameters
 from dflash_jax.weights.staging import staged
-from dflash_jax.weights.vocabulary import with_draft_vocabulary
-
-
-def check_draft_vocabulary(size: int | None, vocab_size: int) -> None:
-    """Refuses a draft vocabulary that a target cannot fill; None is the whole one.
-
-    Raises:
-        ConfigError: says how many ids there are.
-    """
-    if size is not None and not 1 <= size <= vocab_size:
-        raise ConfigError(
-            f"a draft vocabulary of {size} ids: the target has {vocab_size}, give 1 to {vocab_size}"
-        )
-
-
-def with_frequent_ids(
-    drafter: DFlashDrafter, counts: np.ndarray, size: int
-) -> tuple[DFlashDrafter, float]:
-    """The drafter that proposes the `size` most frequent ids alone, and the share that they are.
-
-    Args:
-        counts: of each id of the target in the answers, [v].
-    """
-    ids = frequent_ids(counts, size)
-    return with_draft_vocabulary(drafter, ids), float(counts[ids].sum() / max(counts.sum(), 1))
 
 
 def export_drafter(

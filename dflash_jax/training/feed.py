@@ -13,12 +13,12 @@ from dflash_jax.training import batches
 from dflash_jax.training.blocks import BlockBatch
 from dflash_jax.training.documents import Document
 from dflash_jax.training.features import COMPUTED_AT_A_TIME, compute_features
-from dflash_jax.training.head import Candidates, choose_candidates, frequent_ids
+from dflash_jax.training.head import Candidates, choose_candidates, frequent_ids, whole_vocabulary
 from dflash_jax.training.options import TrainOptions
 
 _CANDIDATES = 3  # keeps the candidates' random stream apart from those of `batches`
-# Anchors of one held-out document.
-_HELD_OUT_QUOTA = 16
+HELD_OUT_QUOTA = 16
+"""Anchors of one held-out document."""
 
 
 class Feed:
@@ -30,6 +30,8 @@ class Feed:
     Attributes:
         documents: what is trained on; indices of a step count these.
         held: what is measured on.
+        proposed: how many ids the drafter can propose.
+        allowed: those ids, sorted, of a reduced draft vocabulary; None: all.
     """
 
     def __init__(
@@ -43,7 +45,11 @@ class Feed:
         self.documents, self.held = batches.split_held_out(documents, options.held_out)
         self.lengths = np.asarray([len(d.ids) for d in self.documents])
         counts = answer_counts(self.documents, self.vocab_size)
-        self.frequent = frequent_ids(counts, options.frequent)
+        self.proposed = options.draft_vocab or self.vocab_size
+        self.frequent = frequent_ids(counts, min(options.frequent, self.proposed))
+        self.allowed = None
+        if self.proposed < self.vocab_size:
+            self.allowed = np.sort(frequent_ids(counts, self.proposed))
         self.compute: batches.Compute = list
         if options.features == "computed":
             self.compute = compute_features(
@@ -69,11 +75,11 @@ class Feed:
         )
 
     def held_out(self, width: int) -> list[BlockBatch]:
-        """Blocks of what is held out, the same at every measurement."""
+        """Blocks of what is held out, the same every time; documents as in a part of a step."""
         return batches.held_out_batches(
             self.held,
-            per_step=self.options.documents_per_step,
-            quota=_HELD_OUT_QUOTA,
+            per_step=self.options.documents_per_step // self.options.accumulate,
+            quota=HELD_OUT_QUOTA,
             width=width,
             seed=self.options.seed,
             compute=self.compute,
@@ -81,13 +87,16 @@ class Feed:
 
     def candidates(self, batch: BlockBatch, number: int) -> Candidates | None:
         """The head's rows of a step; None: all of them."""
-        options = self.options
+        options, labels = self.options, np.asarray(batch.labels)
         rows = options.frequent + options.extra
-        if options.full_head_at(number) or rows >= self.vocab_size:
-            return None
+        if options.full_head_at(number) or rows >= self.proposed:
+            if self.allowed is None:
+                return None
+            return whole_vocabulary(labels, self.allowed, self.vocab_size)
         rng = np.random.default_rng((options.seed, _CANDIDATES, number))
-        labels = np.asarray(batch.labels)
-        return choose_candidates(labels, self.frequent, options.extra, self.vocab_size, rng)
+        return choose_candidates(
+            labels, self.frequent, options.extra, self.vocab_size, rng, self.allowed
+        )
 
     def spoiled(self, chosen: np.ndarray) -> list[int]:
         """Which of these documents have features or final states that are not finite.

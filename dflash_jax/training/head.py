@@ -20,7 +20,7 @@ class Candidates(NamedTuple):
     Attributes:
         ids: int32 [c], distinct token ids.
         offsets: float32 [c], added to the logits: log(left-out ids per sampled id), else 0.
-        labels: the batch's labels as indices into `ids`.
+        labels: the batch's labels as indices into `ids`; -1 outside a reduced draft vocabulary.
     """
 
     ids: ArrayLike
@@ -33,27 +33,45 @@ def frequent_ids(counts: np.ndarray, size: int) -> np.ndarray:
     return np.argsort(-counts, kind="stable")[:size].astype(np.int32)
 
 
+def whole_vocabulary(labels: np.ndarray, allowed: np.ndarray, vocab_size: int) -> Candidates:
+    """Every id of a reduced draft vocabulary."""
+    ids = allowed.astype(np.int32)
+    return Candidates(ids, np.zeros(len(ids), np.float32), _places(labels, ids, vocab_size))
+
+
 def choose_candidates(
-    labels: np.ndarray, frequent: np.ndarray, extra: int, vocab_size: int, rng: np.random.Generator
+    labels: np.ndarray,
+    frequent: np.ndarray,
+    extra: int,
+    vocab_size: int,
+    rng: np.random.Generator,
+    allowed: np.ndarray | None = None,
 ) -> Candidates:
     """Frequent ids, then `extra` ids: this batch's other labels and a uniform sample of the rest.
 
     The softmax's denominator over n unlisted ids of which r are sampled is estimated by the sampled
     ones times n / r, hence the offset log(n / r) (sampled softmax with a uniform proposal; Jean et
     al. 2015, 1412.2007). More rare labels than `extra` would fit leave no sample: the set grows
-    by one more `extra`, so shapes stay few.
+    by one more `extra`, so shapes stay few. `allowed` is a reduced draft vocabulary that has the
+    frequent ids: it is sampled from, and labels outside get -1.
     """
-    rare = np.setdiff1d(labels, frequent)
+    every = np.arange(vocab_size) if allowed is None else allowed
+    rare = np.setdiff1d(np.intersect1d(labels, every), frequent)
     extra *= 1 + len(rare) // extra
-    others = np.setdiff1d(np.arange(vocab_size), np.union1d(frequent, rare))
+    others = np.setdiff1d(every, np.union1d(frequent, rare))
     sampled = rng.choice(others, size=min(extra - len(rare), len(others)), replace=False)
     ids = np.concatenate([frequent, rare, sampled]).astype(np.int32)
     offsets = np.zeros(len(ids), np.float32)
     if len(sampled):
         offsets[len(ids) - len(sampled) :] = np.log(len(others) / len(sampled))
-    index = np.zeros(vocab_size, np.int32)
+    return Candidates(ids, offsets, _places(labels, ids, vocab_size))
+
+
+def _places(labels: np.ndarray, ids: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Where each label is in `ids`, -1 where it is not."""
+    index = np.full(vocab_size, -1, np.int32)
     index[ids] = np.arange(len(ids), dtype=np.int32)
-    return Candidates(ids, offsets, index[labels])
+    return index[labels]
 
 
 def candidate_logits(

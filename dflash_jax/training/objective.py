@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from dflash_jax.models import DFlashDrafter
 from dflash_jax.training import losses
@@ -83,14 +83,18 @@ def block_sums(
     width: int,
     options: TrainOptions,
 ) -> LossSums:
-    """The loss of a batch, not yet divided: what gradient accumulation adds up exactly."""
+    """The loss of a batch, not yet divided: what gradient accumulation adds up exactly.
+
+    A slot whose label the drafter cannot propose has no loss, and an accepted run ends before it.
+    """
     hidden = hidden_of_blocks(drafter, batch, embed, width, options.anchor_chunk)[:, :, 1:]
     scored = jnp.asarray(batch.scored)
     labels = jnp.asarray(batch.labels if candidates is None else candidates.labels)
     logits = _logits(hidden, candidates, head, drafter.config.vocab_size)
+    proposed = labels >= 0
     each = losses.cross_entropy(logits, labels)
     if options.weighs_by_run:
-        weights = losses.dpace_weights(each, scored)
+        weights = losses.dpace_weights(jnp.where(proposed, each, jnp.inf), scored)
     else:
         weights = losses.decay_weights(width - 1, options.gamma)[None, None, :]
     if options.distils:
@@ -99,7 +103,7 @@ def block_sums(
         each = (1.0 - share) * each + share * _distilling(logits, teacher, options.overlap_weight)
     runs = losses.accepted_run(jax.lax.stop_gradient(logits), labels, scored)
     real = scored[:, :, 0].astype(jnp.float32)
-    summed, weight = losses.weighted_sums(each, weights, scored)
+    summed, weight = losses.weighted_sums(each, weights, scored & proposed)
     return LossSums(summed, weight, jnp.sum(runs * real), jnp.sum(real))
 
 
@@ -110,10 +114,20 @@ def measure(
     head: Float[Array, "r e"],
     *,
     width: int,
+    chunk: int = 0,
+    allowed: Int[Array, " c"] | None = None,
 ) -> Measured:
-    """Sums over a batch, every row of the head."""
-    hidden = hidden_of_blocks(drafter, batch, embed, width)[:, :, 1:]
+    """Sums over a batch, every row of the head.
+
+    Args:
+        chunk: blocks of a row at a time, as `hidden_of_blocks` has it.
+        allowed: the ids that can be proposed; None: all.
+    """
+    hidden = hidden_of_blocks(drafter, batch, embed, width, chunk)[:, :, 1:]
     logits = full_logits(hidden, head[: drafter.config.vocab_size])
+    if allowed is not None:
+        never = jnp.full(drafter.config.vocab_size, -jnp.inf).at[allowed].set(0.0)
+        logits = logits + never[None, None, None, :]
     labels, scored = jnp.asarray(batch.labels), jnp.asarray(batch.scored)
     runs = losses.accepted_run(logits, labels, scored)
     real = scored[:, :, 0].astype(jnp.float32)

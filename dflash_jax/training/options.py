@@ -50,6 +50,8 @@ class TrainOptions:
         narrow_until, narrow_width: blocks have `narrow_width` slots before this share of the steps.
         frequent, extra: candidate ids of the head's product (`head.py`); 0 frequent: all rows.
         full_head_from: share of the steps after which every row of the head is used.
+        draft_vocab: the drafter proposes so many ids alone, those that the answers trained on use
+            most, and learns and is measured so; None: all.
         held_out: share of the documents, chosen by a hash of their ids, never trained on.
         evaluate_every, save_every: steps. A better held-out figure is saved at once.
         patience: stop after so many evaluations in a row without a better one; 0: never.
@@ -90,6 +92,7 @@ class TrainOptions:
     frequent: int = 6144
     extra: int = 2048
     full_head_from: float = 0.9
+    draft_vocab: int | None = None
     held_out: float = 0.03
     evaluate_every: int = 200
     save_every: int = 200
@@ -164,6 +167,19 @@ _LEAST = {
     "frequent": 0,
     "extra": 1,
 }
+
+
+def check_draft_vocabulary(options: TrainOptions, vocab_size: int) -> None:
+    """Refuses a draft vocabulary that a target cannot fill.
+
+    Raises:
+        ConfigError: says how many ids there are.
+    """
+    size = options.draft_vocab
+    if size is not None and not 1 <= size <= vocab_size:
+        raise ConfigError(
+            f"a draft vocabulary of {size} ids: the target has {vocab_size}, give 1 to {vocab_size}"
+        )
 
 
 def check_options(options: TrainOptions, devices: int = 1) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from dflash_jax.config import DrafterConfig, TargetConfig
 from dflash_jax.models.sizes import drafter_shapes, target_shapes
 from dflash_jax.training.features import feature_bytes
+from dflash_jax.training.feed import HELD_OUT_QUOTA
 from dflash_jax.training.options import TrainOptions
 
 _FLOAT32 = 4
@@ -115,10 +116,20 @@ def _moments(drafter: DrafterConfig, options: TrainOptions) -> int:
     return _FLOAT32 * sum(n * math.prod(s) for n, s in zip(kept, shapes, strict=True))
 
 
+def _every_row(drafter: DrafterConfig, options: TrainOptions) -> int:
+    """Rows of the head for what the drafter can propose."""
+    return options.draft_vocab or drafter.vocab_size
+
+
+def _sampled_rows(drafter: DrafterConfig, options: TrainOptions) -> int:
+    return min(options.frequent + options.extra, _every_row(drafter, options))
+
+
 def _head_rows(drafter: DrafterConfig, options: TrainOptions) -> int:
     """Rows of the head in the widest step: all of them at the end of a run."""
-    sampled = min(options.frequent + options.extra, drafter.vocab_size)
-    return drafter.vocab_size if options.full_head_from < 1 or not options.frequent else sampled
+    if options.full_head_from < 1 or not options.frequent:
+        return _every_row(drafter, options)
+    return _sampled_rows(drafter, options)
 
 
 def _slots(options: TrainOptions, documents: int) -> int:
@@ -139,7 +150,7 @@ def _recomputes(options: TrainOptions) -> bool:
 def _activations(
     drafter: DrafterConfig, options: TrainOptions, documents: int, longest: int
 ) -> Amount:
-    """What a part of a step keeps for its backward pass.
+    """What a part of a step keeps for its backward pass, or the held-out measure if that is more.
 
     Logits and their gradient in float32; in each layer the scores, twice, and about eight rows of
     model width and three of the MLP's a slot, context rows' keys and values. With chunks only one
@@ -155,10 +166,22 @@ def _activations(
     kv = 2 * context * drafter.num_key_value_heads * drafter.head_dim
     layers = drafter.num_hidden_layers * (scores + size * (rows + kv))
     whole = size * slots * drafter.hidden_size if _recomputes(options) else 0
-    return Amount(
+    step = Amount(
         logits + whole + layers,
         f"{slots:,} slots x {_head_rows(drafter, options):,} logits x 2 x 4, and {kept:,} slots x "
         f"a layer's rows and scores x {drafter.num_hidden_layers}",
+    )
+    return max(step, _measured(drafter, options))
+
+
+def _measured(drafter: DrafterConfig, options: TrainOptions) -> Amount:
+    """The held-out measure, whole on every device: logits of every id, twice."""
+    documents = options.documents_per_step // options.accumulate
+    slots = documents * HELD_OUT_QUOTA * (options.block_size - 1) * (options.held_out > 0)
+    tables = 2 * (1 + options.keeps_final)
+    return Amount(
+        _FLOAT32 * tables * slots * drafter.vocab_size,
+        f"held-out measure: {slots:,} slots x {drafter.vocab_size:,} logits x {tables} x 4",
     )
 
 
@@ -174,6 +197,5 @@ def _flops(drafter: DrafterConfig, options: TrainOptions, documents: int, longes
     blocks = slots * (_count(shapes) - inputs) + attention
     dense = 3 * context * (inputs + kv) + (3 + _recomputes(options)) * blocks
     late = 1 - options.full_head_from if options.frequent else 1.0
-    sampled = min(options.frequent + options.extra, drafter.vocab_size)
-    rows = late * drafter.vocab_size + (1 - late) * sampled
+    rows = late * _every_row(drafter, options) + (1 - late) * _sampled_rows(drafter, options)
     return 2.0 * (dense + 2 * slots * width * rows)

@@ -4,6 +4,7 @@ The programs are the engine's own (`decoding/programs.py`), greedy, in a batch o
 teacher-forced figure over many anchors is `held_out.py`.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dflash_jax.arena.sizes import MAX_ENDS
-from dflash_jax.config import ResolvedConfig, ServeConfig
+from dflash_jax.config import DrafterConfig, ResolvedConfig, ServeConfig
 from dflash_jax.decoding.opening import greedy_opening
 from dflash_jax.decoding.programs import Program, compile_program, list_programs, split_model
 from dflash_jax.decoding.report import NOT_RUN, RoundReport
@@ -24,6 +25,7 @@ from dflash_jax.planning.resolve import on_platform, resolve
 from dflash_jax.training.corpus import CorpusOptions, loop_start
 from dflash_jax.training.documents import Document
 from dflash_jax.training.step import Params, with_params
+from dflash_jax.weights.vocabulary import for_target, with_draft_vocabulary
 
 _ROWS = 8  # prompts answered at a time
 
@@ -86,6 +88,7 @@ class RealRounds:
         documents: whose prompts are answered; an end id of theirs ends an answer, like the
             target's.
         max_tokens: of an answer.
+        allowed: ids of a reduced draft vocabulary; None: all.
 
     Raises:
         ConfigError: a drafter that was made for another target.
@@ -97,12 +100,15 @@ class RealRounds:
         abstract: DFlashDrafter,
         documents: Sequence[Document],
         max_tokens: int,
+        allowed: np.ndarray | None = None,
     ):
-        self.target, self.abstract = target, abstract
+        self.target, self.abstract, self.allowed = target, abstract, allowed
         self.prompts = [d.ids[: d.answer_start].tolist() for d in documents]
         ended = {int(d.ids[-1]) for d in documents if d.ended}
         self.ends = frozenset([*target.config.eos_token_ids, *sorted(ended)][:MAX_ENDS])
-        self.config = _resolved(target, abstract, self.prompts, max_tokens)
+        count = None if allowed is None else len(allowed)
+        served = dataclasses.replace(abstract.config, draft_vocab_size=count)
+        self.config = _resolved(target, served, self.prompts, max_tokens)
         self.max_tokens = max_tokens
         self.programs: dict[str, Program] = {}
         self.compiled: dict[str, jax.stages.Compiled] = {}
@@ -127,7 +133,10 @@ class RealRounds:
         """The drafter in the target's dtype, where the target is."""
         table = self.target.embedding
         moved = {name: value.astype(table.dtype) for name, value in params.items()}
-        return with_params(self.abstract, jax.device_put(moved, table.sharding))
+        drafter = with_params(self.abstract, jax.device_put(moved, table.sharding))
+        if self.allowed is None:
+            return drafter
+        return for_target(with_draft_vocabulary(drafter, self.allowed), self.target)
 
     def _group(self, leaves: Any, prompts: Sequence[list[int]]) -> list[Answered]:
         state = self.empty()
@@ -184,7 +193,7 @@ class RealRounds:
 
 
 def _resolved(
-    target: Target, abstract: DFlashDrafter, prompts: Sequence[list[int]], max_tokens: int
+    target: Target, drafter: DrafterConfig, prompts: Sequence[list[int]], max_tokens: int
 ) -> ResolvedConfig:
     longest = max(len(ids) for ids in prompts) + max_tokens
     serve = ServeConfig(
@@ -193,4 +202,4 @@ def _resolved(
         dtype=str(target.embedding.dtype),
     )
     platform = next(iter(target.embedding.devices())).platform
-    return on_platform(resolve(serve, target.config, abstract.config), serve, platform)
+    return on_platform(resolve(serve, target.config, drafter), serve, platform)

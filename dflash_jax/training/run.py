@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from jax.sharding import Mesh
 
 from dflash_jax.config import TargetConfig
@@ -17,21 +18,17 @@ from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.training.answering import AnswerEngine, chat_tokenizer
 from dflash_jax.training.corpus import CorpusOptions, prompt_seed, shard_paths, write_corpus
 from dflash_jax.training.documents import Document
-from dflash_jax.training.export import (
-    check_draft_vocabulary,
-    export_drafter,
-    model_card,
-    with_frequent_ids,
-)
+from dflash_jax.training.export import export_drafter, model_card
 from dflash_jax.training.features import cache_features, corpus_documents, read_features
 from dflash_jax.training.feed import answer_counts
 from dflash_jax.training.made_up import PromptOptions, make_up_prompts
-from dflash_jax.training.options import TrainOptions, drafter_config
+from dflash_jax.training.options import TrainOptions, check_draft_vocabulary, drafter_config
 from dflash_jax.training.prompts import Prompt, next_turn, prompts_from_file
 from dflash_jax.training.provenance import target_identity
 from dflash_jax.training.trainer import Progress, Trained, train
 from dflash_jax.weights.layouts import Layout, in_layout, read_tables
 from dflash_jax.weights.load import load_target
+from dflash_jax.weights.vocabulary import draft_ids
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +45,6 @@ def train_drafter(
     corpus: CorpusOptions | None = None,
     begin_with: DFlashDrafter | None = None,
     layout: Layout = "zlab",
-    draft_vocab: int | None = None,
     target_name: str = "",
     mesh: Mesh | None = None,
     tensorboard: bool = False,
@@ -62,8 +58,6 @@ def train_drafter(
         prompts, corpus: None: their defaults.
         work_folder: for corpus, features and checkpoints; may be removed afterwards.
         layout: of the folder; "speculators" copies the target's embedding and head into it.
-        draft_vocab: the exported drafter proposes so many ids alone, the most frequent ones of the
-            answers; it is trained and measured with all of them.
         target_name: how the folder names the target; empty: as its folder is called.
         begin_with, mesh, tensorboard, progress: as `train` has them.
 
@@ -76,7 +70,7 @@ def train_drafter(
     """
     prompts, corpus = prompts or PromptOptions(), corpus or CorpusOptions()
     target_config = TargetConfig.from_folder(target_folder)
-    check_draft_vocabulary(draft_vocab, target_config.vocab_size)
+    check_draft_vocabulary(options, target_config.vocab_size)
     if begin_with is None:
         config = drafter_config(target_config, options)
     else:
@@ -108,20 +102,22 @@ def train_drafter(
         progress=progress,
     )
     recipe = dataclasses.asdict(options)
-    if draft_vocab is not None:
-        counts = answer_counts(documents, target_config.vocab_size)
-        few, share = with_frequent_ids(trained.drafter, counts, draft_vocab)
-        trained = trained._replace(drafter=few)
-        recipe["draft vocabulary"] = (
-            f"{draft_vocab} ids, {share:.2%} of the answers' tokens, chosen after training; the "
-            "figures are those of all ids"
-        )
+    if trained.drafter.config.draft_vocab_size is not None:
+        recipe["draft vocabulary"] = _vocabulary(trained.drafter, documents)
     named = target_name or target_folder.name
     tables = read_tables(target_folder, named) if layout == "speculators" else None
     made = in_layout(trained.drafter, layout, tables)
     card = _card(trained._replace(drafter=made), named, work_folder, recipe, corpus)
     export_drafter(made, out_folder, card, layout=layout, tables=tables)
     return trained
+
+
+def _vocabulary(drafter: DFlashDrafter, documents: Sequence[Document]) -> str:
+    """What a reduced draft vocabulary is, for the card."""
+    counts = answer_counts(documents, drafter.config.vocab_size)
+    ids = draft_ids(np.asarray(drafter.d2t[...]))
+    share = counts[ids].sum() / max(counts.sum(), 1)
+    return f"{len(ids)} ids, {share:.2%} of the answers' tokens, in training and in the figures"
 
 
 def _documents(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -186,12 +187,16 @@ def compile_step(
     return jax.jit(step, static_argnames="width", donate_argnums=0, out_shardings=out)
 
 
-def compile_measure(abstract: DFlashDrafter, options: TrainOptions) -> Callable[..., Any]:
+def compile_measure(
+    abstract: DFlashDrafter, options: TrainOptions, allowed: np.ndarray | None = None
+) -> Callable[..., Any]:
     """`measure` jitted, in the dtype of the run's passes; `width` is static."""
 
     def run(params, batch, embed, head, width):
         drafter = with_params(abstract, computing(params, options))
-        return measure(drafter, batch, embed, head, width=width)
+        ids = None if allowed is None else jnp.asarray(allowed, jnp.int32)
+        chunk = options.anchor_chunk
+        return measure(drafter, batch, embed, head, width=width, chunk=chunk, allowed=ids)
 
     return jax.jit(run, static_argnames="width")
 

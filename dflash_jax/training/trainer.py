@@ -25,11 +25,18 @@ from dflash_jax.training.feed import Feed
 from dflash_jax.training.head import Candidates
 from dflash_jax.training.held_out import HeldOut, held_out_figures
 from dflash_jax.training.identity import documents_hash, parameters_hash
-from dflash_jax.training.options import TrainingError, TrainOptions, check_options, drafter_config
+from dflash_jax.training.options import (
+    TrainingError,
+    TrainOptions,
+    check_draft_vocabulary,
+    check_options,
+    drafter_config,
+)
 from dflash_jax.training.real_rounds import RealAcceptance, RealRounds, chosen_prompts
 from dflash_jax.training.run_log import RunLog
 from dflash_jax.training.snapshots import Snapshots, Standing
 from dflash_jax.training.start import start_drafter
+from dflash_jax.weights.vocabulary import with_draft_vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +88,8 @@ def train(
 
     Raises:
         ConfigError: options that do not fit the target or each other, or a resume with other
-            options or data; or a drafter to begin with that has a vocabulary or tables of its own.
+            options or data; a draft vocabulary that the target cannot fill; or a drafter to begin
+            with that has a vocabulary or tables of its own.
         TrainingError: a loss or gradient that is not finite; names step, documents and tensor.
     """
     if begin_with is not None:
@@ -92,11 +100,12 @@ def train(
         if given.draft_vocab_size or given.has_embed_tokens or given.has_lm_head:
             raise ConfigError(
                 "a drafter with a reduced vocabulary or its own embedding or head is not trained: "
-                "begin with the one that borrows them (weights.vocabulary.with_whole_vocabulary), "
-                "and reduce the vocabulary afterwards"
+                "begin with the one that borrows them (weights.vocabulary.with_whole_vocabulary); "
+                "the option draft_vocab reduces the vocabulary again"
             )
     shardings = None if mesh is None else step.shardings_of(mesh)
     check_options(options, 1 if mesh is None else mesh.shape[step.DATA_AXIS])
+    check_draft_vocabulary(options, target.config.vocab_size)
     drafter = begin_with or start_drafter(
         drafter_config(target.config, options), target, init=options.init, seed=options.seed
     )
@@ -136,9 +145,9 @@ class _Loop:
         self.start = self._whole(step.initial_state(drafter, options))
         self.head, self.embed = self._tables(target)
         self.step = step.compile_step(self.abstract, options, shardings)
-        self.measure = step.compile_measure(self.abstract, options)
+        self.measure = step.compile_measure(self.abstract, options, self.feed.allowed)
         self.held_batches = self.feed.held_out(self.block_size)
-        self.rounds = _real_rounds(target, self.abstract, self.feed.held, options)
+        self.rounds = _real_rounds(target, self.abstract, self.feed, options)
 
     def run(self, folder: Path, tensorboard: bool, progress: Progress | None) -> Trained:
         options = self.options
@@ -187,7 +196,10 @@ class _Loop:
         params = jax.device_put(state.params, jax.devices()[0])
         held = self._held_out(state.params)
         real = self.rounds.measure(params) if self.rounds is not None else None
-        return Trained(step.with_params(self.abstract, params), held, real, steps, best)
+        drafter = step.with_params(self.abstract, params)
+        if self.feed.allowed is not None:
+            drafter = with_draft_vocabulary(drafter, self.feed.allowed)
+        return Trained(drafter, held, real, steps, best)
 
     def _measured(
         self, state: step.TrainState, done: int
@@ -238,13 +250,14 @@ class _Loop:
 
 
 def _real_rounds(
-    target: Target, abstract: DFlashDrafter, held: Sequence[Document], options: TrainOptions
+    target: Target, abstract: DFlashDrafter, feed: Feed, options: TrainOptions
 ) -> RealRounds | None:
     """The measure by real rounds, None where it is off or nothing is held out.
 
     Raises:
         ConfigError: nothing is held out and early stopping needs it.
     """
+    held = feed.held
     if not held and options.patience:
         raise ConfigError(
             f"patience {options.patience} needs held-out documents, and held_out "
@@ -253,7 +266,7 @@ def _real_rounds(
     if not held or not options.accept_every:
         return None
     chosen = chosen_prompts(held, options.accept_prompts)
-    return RealRounds(target, abstract, chosen, options.accept_tokens)
+    return RealRounds(target, abstract, chosen, options.accept_tokens, feed.allowed)
 
 
 def _not_finite(number: int, chosen: np.ndarray, feed: Feed, state: step.TrainState) -> str:
