@@ -178,9 +178,10 @@ def test_the_vocabulary_is_what_the_answers_trained_on_use_most(model):
         assert listed is not None and sorted(np.asarray(listed.ids).tolist()) == sorted(most)
 
 
-def _rounds(model, trained, texts, tokens):
-    """What the engine's programs answer with a drafter as it was exported."""
-    whole, ids = with_whole_vocabulary(trained), draft_ids(np.asarray(trained.d2t[...]))
+def _rounds(model, trained, texts, tokens, ids=None):
+    """What the engine's programs answer with a drafter as it was exported, or with other ids."""
+    whole = with_whole_vocabulary(trained)
+    ids = draft_ids(np.asarray(trained.d2t[...])) if ids is None else ids
     rounds = RealRounds(model, step.abstract_of(whole), texts, tokens, ids)
     return rounds, step.drafter_params(whole)
 
@@ -208,6 +209,16 @@ def test_a_drafter_trained_for_few_ids_fills_its_rounds_with_them(model, tmp_pat
     for answer, text in zip(answers, texts, strict=True):
         assert answer.ids == text.ids[text.answer_start :][:tokens].tolist()
     assert np.mean([n for answer in answers for n in answer.lengths]) >= 0.9 * WIDTH
+    # With half of the ids no draft of another is kept, and the text stays.
+    half = np.array(sorted(used)[::2])
+    rounds, params = _rounds(model, trained, texts, tokens, half)
+    kept = []
+    for answer, text in zip(rounds.answers(params), texts, strict=True):
+        assert answer.ids == text.ids[text.answer_start :][:tokens].tolist()
+        ends = np.cumsum([1, *answer.lengths])
+        for begin, end in zip(ends[:-1], ends[1:], strict=True):
+            kept += answer.ids[begin : end - 1]
+    assert kept and np.isin(kept, half).all()
 
 
 def test_a_run_measures_rounds_with_the_drafter_that_it_gives(model, tmp_path):
