@@ -7,12 +7,18 @@ import numpy as np
 import pytest
 
 import tiny_training as tiny
-from block_truth import drafted_of, softmax, teacher_of
+from block_truth import (
+    dpace_weights,
+    drafted_of,
+    softmax,
+    teacher_of,
+    two_documents,
+    untrained,
+)
 from dflash_jax.errors import ConfigError
 from dflash_jax.training import head, losses, objective
 from dflash_jax.training.blocks import build_batch
 from dflash_jax.training.options import drafter_config
-from dflash_jax.training.start import start_drafter
 from dflash_jax.training.trainer import train
 
 WIDTH = 4
@@ -28,16 +34,12 @@ def model():
 
 @pytest.fixture(scope="module")
 def drafter(model):
-    config = drafter_config(model.config, tiny.options(block_size=WIDTH))
-    return start_drafter(config, model, init="random", seed=3)
+    return untrained(model, WIDTH)
 
 
 @pytest.fixture(scope="module")
 def pair(model):
-    """Two documents and their batch; the second's last block hangs over its end."""
-    documents = [tiny.document(model, n, 4, seed=n, final=True) for n in (13, 20)]
-    anchors = [np.array([5, 7], np.int32), np.array([4, 9, 17], np.int32)]
-    return documents, anchors, build_batch(documents, anchors, width=WIDTH, quota=3)
+    return two_documents(model, WIDTH)
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +156,7 @@ def test_the_loss_of_a_batch_is_the_mix_under_the_slot_weights(
     assert sorted(p) == sorted(map(tuple, np.argwhere(scored).tolist()))
     weights = np.broadcast_to(np.exp(-np.arange(3) / gamma), scored.shape)
     if loss == "distill_dpace":
-        reached = np.cumprod(np.where(scored, 0.5 * np.exp(-hard) + 0.5, 1.0), -1)
-        weights = np.cumsum(reached[..., ::-1], -1)[..., ::-1]
+        weights = dpace_weights(np.exp(-hard), scored)
     expected = (weights * mixed)[scored].sum() / weights[scored].sum()
     got = objective.block_sums(
         drafter, batch, None, model.embedding, model.head, width=WIDTH, options=options

@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 
 import tiny_training as tiny
-from block_truth import drafted_of, teacher_of
+from block_truth import dpace_weights, drafted_of, teacher_of, two_documents, untrained
 from dflash_jax.errors import ConfigError
 from dflash_jax.training import head, objective, step
-from dflash_jax.training.blocks import build_batch
 from dflash_jax.training.feed import Feed
-from dflash_jax.training.options import drafter_config
 from dflash_jax.training.real_rounds import RealRounds
-from dflash_jax.training.start import start_drafter
 from dflash_jax.training.trainer import train
 from dflash_jax.weights.vocabulary import draft_ids, with_whole_vocabulary
 
@@ -33,16 +30,12 @@ def model():
 
 @pytest.fixture(scope="module")
 def drafter(model):
-    config = drafter_config(model.config, tiny.options())
-    return start_drafter(config, model, init="random", seed=3)
+    return untrained(model, WIDTH)
 
 
 @pytest.fixture(scope="module")
 def pair(model):
-    """Two documents, their anchors and their batch; the last block hangs over the end."""
-    documents = [tiny.document(model, n, 4, seed=n, final=True) for n in (13, 20)]
-    anchors = [np.array([5, 7], np.int32), np.array([4, 9, 17], np.int32)]
-    return documents, anchors, build_batch(documents, anchors, width=WIDTH, quota=3)
+    return two_documents(model, WIDTH)
 
 
 def _label(pair, place):
@@ -101,9 +94,7 @@ def test_the_loss_is_that_of_slots_whose_label_can_be_proposed(model, drafter, p
     weights = np.broadcast_to(np.exp(-np.arange(WIDTH - 1) / 2.0), shape)
     if options.weighs_by_run:
         # D-PACE: a slot behind one that is never accepted is worth alpha of what it was.
-        kept = np.where(np.asarray(batch.scored), 0.5 * right + 0.5, 1.0)
-        reached = np.cumprod(kept, -1)
-        weights = np.cumsum(reached[..., ::-1], -1)[..., ::-1]
+        weights = dpace_weights(right, np.asarray(batch.scored))
     expected = (weights * each)[learnt].sum() / weights[learnt].sum()
     found = _loss(drafter, model, batch, options)
     # The teacher's hidden states are bfloat16 on disk.
@@ -191,17 +182,7 @@ def test_a_drafter_trained_for_few_ids_fills_its_rounds_with_them(model, tmp_pat
     tokens = 1 + 3 * WIDTH
     texts = [tiny.answered(model, prompt=4, tokens=tokens + WIDTH, seed=i) for i in range(6)]
     used = {int(token) for text in texts for token in text.ids[text.answer_start :]}
-    options = tiny.options(
-        steps=220,
-        documents_per_step=6,
-        anchors_per_document=12,
-        narrow_until=0.0,
-        full_head_from=0.0,
-        evaluate_every=220,
-        save_every=220,
-        learning_rate=2e-2,
-        draft_vocab=len(used),
-    )
+    options = tiny.by_heart(len(texts), steps=220, draft_vocab=len(used))
     trained = train(model, texts, tmp_path, options).drafter
     assert set(draft_ids(np.asarray(trained.d2t[...])).tolist()) == used
     rounds, params = _rounds(model, trained, texts, tokens)

@@ -58,17 +58,7 @@ def test_a_drafter_that_learnt_eight_texts_by_heart_fills_its_rounds(
     model, texts, rounds, tmp_path, optimizer
 ):
     """Acceptance length of at least 0.9 x W by the real round."""
-    options = tiny.options(
-        steps=250,
-        documents_per_step=8,
-        anchors_per_document=12,
-        narrow_until=0.0,
-        full_head_from=0.0,
-        optimizer=optimizer,
-        evaluate_every=250,
-        save_every=250,
-        learning_rate=2e-2,
-    )
+    options = tiny.by_heart(len(texts), steps=250, optimizer=optimizer)
     drafter = train(model, texts, tmp_path, options).drafter
     figures = rounds[0].measure(step.drafter_params(drafter))
     assert figures.accepted >= 0.9 * WIDTH

@@ -57,6 +57,21 @@ def options(**changes: Any) -> TrainOptions:
     return TrainOptions(**(OPTIONS | changes))
 
 
+def by_heart(documents: int, *, steps: int, **changes: Any) -> TrainOptions:
+    """A run that learns so many documents until it knows them."""
+    return options(
+        steps=steps,
+        documents_per_step=documents,
+        anchors_per_document=12,
+        narrow_until=0.0,
+        full_head_from=0.0,
+        evaluate_every=steps,
+        save_every=steps,
+        learning_rate=2e-2,
+        **changes,
+    )
+
+
 def target(**changes: Any) -> Target:
     """A random target in float32."""
     config = TargetConfig.from_dict(RAW | changes)
