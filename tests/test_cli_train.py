@@ -16,6 +16,8 @@ from command_line import run
 from dflash_jax.cli.train_job import run_options
 from dflash_jax.config import DrafterConfig
 from dflash_jax.models import DFlashDrafter
+from dflash_jax.training.corpus import CorpusOptions
+from dflash_jax.training.made_up import PromptOptions
 from dflash_jax.training.options import TrainOptions
 from dflash_jax.training.trainer import Trained
 from tiny_text import MASK, write_text_drafter, write_text_target
@@ -89,6 +91,9 @@ def test_a_run_on_two_devices_writes_events_and_another_goes_on_from_its_drafter
         (("--mask-token-id", 900), "mask_token_id 900 is outside the vocabulary of 261"),
         (("--layers", 9), "num_layers 9"),
         (("--block-size", 1), "block_size 1"),
+        (("--made-up", -1), "made_up -1: must be at least 0"),
+        (("--made-up-from", "Write"), "--made-up-from needs --made-up"),
+        (("--greedy-share", 2), "greedy_share 2.0: must be between 0 and 1"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_before_anything_starts(
@@ -121,7 +126,10 @@ def test_every_field_of_the_run_is_an_option(
     words += "--held-out 0.2 --evaluate-every 7 --save-every 8 "
     words += "--patience 9 --accept-every 10 --accept-prompts 11 --accept-tokens 12 --seed 13"
     beside = ("--layout", "speculators", "--draft-vocab", 99, "--tensorboard", "--json")
-    ran = run("train", target, prompts, tmp_path / "new", *words.split(), *beside)
+    made_up = ("--made-up", 14, "--made-up-from", "Write me", "--made-up-from", "")
+    texts = "--max-answer-tokens 30 --whole-answers --answer-temperature 0.5 --greedy-share 0.25"
+    words = f"{words} {texts}"
+    ran = run("train", target, prompts, tmp_path / "new", *words.split(), *beside, *made_up)
     assert ran.code == 0, ran.stderr
     ((options, others),) = asked
     assert dataclasses.asdict(options) == {
@@ -168,6 +176,10 @@ def test_every_field_of_the_run_is_an_option(
         "seed": 13,
     }
     assert (others["layout"], others["tensorboard"]) == ("speculators", True)
+    assert others["prompts"] == PromptOptions(made_up=14, seeds=("Write me", ""), seed=13)
+    assert others["corpus"] == CorpusOptions(
+        max_answer_tokens=30, keep_cut=False, answer_temperature=0.5, greedy_share=0.25, seed=13
+    )
     ran = run("train", target, prompts, tmp_path / "new", *OPTIONS, "--draft-vocab", 999)
     assert ran.code == 2 and "a draft vocabulary of 999 ids" in " ".join(ran.stderr.split())
 

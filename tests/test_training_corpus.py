@@ -85,11 +85,11 @@ def test_a_corpus_begun_with_other_options_or_prompts_is_refused(tmp_path):
         return [(list(range(20)), "stop")] * len(group)
 
     corpus.write_corpus(tmp_path, _prompts(2), answer, CorpusOptions())
-    with pytest.raises(ConfigError, match=r"\(options.min_answer_tokens: 10 then, 3 now\)"):
+    with pytest.raises(ConfigError, match=r"\(options.min_answer_tokens was 10 and is 3\)"):
         corpus.write_corpus(tmp_path, _prompts(2), answer, CorpusOptions(min_answer_tokens=3))
-    with pytest.raises(ConfigError, match="prompts: 2 then, 3 now"):
+    with pytest.raises(ConfigError, match="prompts was 2 and is 3"):
         corpus.write_corpus(tmp_path, _prompts(3), answer, CorpusOptions())
-    with pytest.raises(ConfigError, match="target: None then, x now"):
+    with pytest.raises(ConfigError, match="target was None and is 'x'"):
         made_from = {"target": "x"}
         corpus.write_corpus(tmp_path, _prompts(2), answer, CorpusOptions(), made_from=made_from)
 
@@ -174,3 +174,24 @@ def test_a_prompts_seed_is_its_own_wherever_it_stands():
     seeds = {corpus.prompt_seed(p, s) for p in (one, other) for s in (0, 1)}
     assert len(seeds) == 4 and all(0 <= seed < 2**32 for seed in seeds)
     assert corpus.prompt_seed(one, 3) == corpus.prompt_seed(one._replace(source="x"), 3)
+
+
+def test_a_share_of_the_prompts_is_answered_greedily_always_the_same_ones():
+    some = CorpusOptions(answer_temperature=0.7, greedy_share=0.3)
+    prompts = _prompts(400)
+    chosen = [corpus.prompt_temperature(prompt, some) for prompt in prompts]
+    assert set(chosen) == {0.0, 0.7} and 90 < chosen.count(0.0) < 150
+    assert [corpus.prompt_temperature(p, some) for p in reversed(prompts)] == chosen[::-1]
+    # A larger share takes more of them, and lets go of none.
+    more = CorpusOptions(answer_temperature=0.7, greedy_share=0.6)
+    wider = [corpus.prompt_temperature(prompt, more) for prompt in prompts]
+    assert all(now == 0 for then, now in zip(chosen, wider, strict=True) if then == 0)
+    for share, found in ((0.0, {0.7}), (1.0, {0.0})):
+        edge = CorpusOptions(answer_temperature=0.7, greedy_share=share)
+        assert {corpus.prompt_temperature(prompt, edge) for prompt in prompts} == found
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_share_that_is_none_is_refused(share):
+    with pytest.raises(ConfigError, match="greedy_share .*between 0 and 1"):
+        CorpusOptions(greedy_share=share)

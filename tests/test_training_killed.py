@@ -11,7 +11,13 @@ import jax
 
 import dflash_jax
 from dflash_jax.cli.answers import Answers
-from dflash_jax.training.corpus import CorpusOptions, prompt_seed, shard_paths, write_corpus
+from dflash_jax.training.corpus import (
+    CorpusOptions,
+    prompt_seed,
+    prompt_temperature,
+    shard_paths,
+    write_corpus,
+)
 from dflash_jax.training.prompts import user_prompt
 from tiny_text import write_text_target
 
@@ -52,7 +58,7 @@ def generate(llm: dflash_jax.LLM, folder: Path) -> None:
         return engine.answers(
             [prompt.ids for prompt in group],
             max_tokens=OPTIONS.max_answer_tokens,
-            temperature=OPTIONS.answer_temperature,
+            temperatures=[prompt_temperature(prompt, OPTIONS) for prompt in group],
             seeds=[prompt_seed(prompt, OPTIONS.seed) for prompt in group],
         )
 

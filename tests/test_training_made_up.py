@@ -14,7 +14,7 @@ class Writer:
         self.tokenizer, self.texts = Words(), texts
         self.asked: list[tuple[str, int]] = []
 
-    def answers(self, prompts, *, max_tokens, temperature, seeds):
+    def answers(self, prompts, *, max_tokens, temperatures, seeds):
         begin = len(self.asked)
         self.asked += [
             (self.tokenizer.decode(ids), seed) for ids, seed in zip(prompts, seeds, strict=True)
@@ -58,7 +58,7 @@ def test_made_up_prompts_are_made_once_and_go_on_after_the_last_whole_shard(tmp_
     again.tokenizer = first.tokenizer
     assert make_up_prompts(again, options, 64, tmp_path / "a") == whole
     assert again.asked == first.asked[2:4]  # with the seeds that they had
-    with pytest.raises(ConfigError, match=r"max_tokens: 64 then, 32 now"):
+    with pytest.raises(ConfigError, match=r"max_tokens was 64 and is 32"):
         make_up_prompts(again, options, 32, tmp_path / "a")
 
 
@@ -70,3 +70,10 @@ def test_a_template_that_drops_the_users_text_is_refused():
     assert before_user_text(Words()) == "<u> "
     with pytest.raises(ConfigError, match="drops the user's text"):
         before_user_text(Deaf())
+
+
+def test_prompt_options_that_ask_for_nothing_possible_are_refused():
+    with pytest.raises(ConfigError, match="made_up -1: must be at least 0"):
+        PromptOptions(made_up=-1)
+    with pytest.raises(ConfigError, match="seeds is empty"):
+        PromptOptions(made_up=1, seeds=())

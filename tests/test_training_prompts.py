@@ -140,7 +140,7 @@ def test_a_target_that_cannot_chat_is_refused_with_what_to_add(tmp_path):
     class Engine:
         tokenizer: Tokenizer | None = None
 
-        def answers(self, prompts, *, max_tokens, temperature, seeds):
+        def answers(self, prompts, *, max_tokens, temperatures, seeds):
             raise AssertionError("nothing is asked")
 
         def close(self):

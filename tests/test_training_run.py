@@ -1,6 +1,7 @@
 """Tests of `training/run.py`: one call from prompts to a folder that loads."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +44,8 @@ class Counting:
         self.asked: list[tuple[list[int], float]] = []
         self.closed = False
 
-    def answers(self, prompts, *, max_tokens, temperature, seeds):
-        self.asked += [(list(ids), temperature) for ids in prompts]
+    def answers(self, prompts, *, max_tokens, temperatures, seeds):
+        self.asked += [(list(i), t) for i, t in zip(prompts, temperatures, strict=True)]
         rng = np.random.default_rng(seeds)
         return [
             (rng.integers(3, 50, 12 + i % 5).tolist() + [END], "stop") for i in range(len(prompts))
@@ -69,6 +70,7 @@ def _train(
     out="drafter",
     work="work",
     begin_with=None,
+    corpus=None,
     export=None,
     **changes,
 ):
@@ -87,7 +89,7 @@ def _train(
         work_folder=tmp_path / work,
         begin_with=begin_with,
         prompts=PromptOptions(made_up=4, seeds=("", "9 8")),
-        corpus=CorpusOptions(shard_size=4),
+        corpus=corpus or CorpusOptions(shard_size=4),
         **(export or {}),
     )
 
@@ -104,6 +106,18 @@ def test_one_call_goes_from_prompts_to_a_drafter_that_loads(tmp_path, prompts):
     made_up = [ids for ids, temperature in engine.asked if temperature == 1.0]
     assert made_up == [[50], [50, 9, 8], [50], [50, 9, 8]]
     assert sum(temperature == 0.0 for _, temperature in engine.asked) == 10
+
+
+def test_some_prompts_are_answered_greedily_and_some_not_and_the_card_says_so(tmp_path, prompts):
+    engine = Counting()
+    both = CorpusOptions(shard_size=4, answer_temperature=0.5, greedy_share=0.5)
+    _train(tmp_path, prompts, engine, corpus=both)
+    answered = [(tuple(ids), t) for ids, t in engine.asked if t != 1.0]
+    assert {t for _, t in answered} == {0.0, 0.5}
+    assert "at temperature 0.5, 50% greedy" in (tmp_path / "drafter" / "README.md").read_text()
+    again = Counting()
+    _train(tmp_path, prompts, again, work="w", out="o", corpus=replace(both, shard_size=3))
+    assert sorted((tuple(ids), t) for ids, t in again.asked if t != 1.0) == sorted(answered)
 
 
 def test_a_second_call_answers_nothing_again_and_gives_the_same_file(tmp_path, prompts):

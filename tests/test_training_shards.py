@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import resource
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 
@@ -12,6 +13,20 @@ from dflash_jax.errors import CheckpointError, ConfigError
 from dflash_jax.training.shards import MANIFEST, Shards
 
 LINES = [{"a": 1}, {"a": 2}]
+
+
+@dataclass(frozen=True)
+class Before:
+    """Options of an older program."""
+
+    n: int = 1
+
+
+@dataclass(frozen=True)
+class Options(Before):
+    """The same, one more."""
+
+    seeds: tuple[str, ...] = ("a", "b")
 
 
 @pytest.fixture
@@ -24,11 +39,11 @@ def no_room():
 
 
 def test_the_manifest_names_hashes_versions_and_origin(tmp_path):
-    shards = Shards(tmp_path, "x", {"options": {"n": 3}})
+    shards = Shards(tmp_path, "x", Options(n=3), {"target": "t"})
     shards.write(0, LINES, Counter(stop=2, loop=1))
     shards.write(1, [], Counter(stop=1))
     record = json.loads((tmp_path / MANIFEST).read_text())
-    assert record["made_from"] == {"options": {"n": 3}}
+    assert record["made_from"] == {"options": {"n": 3, "seeds": ["a", "b"]}, "target": "t"}
     content = b'{"a": 1}\n{"a": 2}\n'
     assert (tmp_path / "x-00000.jsonl").read_bytes() == content
     assert record["shards"]["x-00000.jsonl"] == {
@@ -37,21 +52,21 @@ def test_the_manifest_names_hashes_versions_and_origin(tmp_path):
         "counts": {"loop": 1, "stop": 2},
         "versions": {name: importlib.metadata.version(name) for name in ("dflash-jax", "jax")},
     }
-    assert Shards(tmp_path, "x", {"options": {"n": 3}}).counts == {"stop": 3, "loop": 1}
+    assert Shards(tmp_path, "x", Options(n=3), {"target": "t"}).counts == {"stop": 3, "loop": 1}
 
 
 def test_a_file_that_the_manifest_does_not_know_is_no_shard(tmp_path):
-    shards = Shards(tmp_path, "x", {})
+    shards = Shards(tmp_path, "x", Options(), {})
     shards.path(0).write_text("from before a kill\n")
     assert not shards.is_whole(0)
     shards.write(0, LINES, Counter())
-    assert Shards(tmp_path, "x", {}).is_whole(0)
+    assert Shards(tmp_path, "x", Options(), {}).is_whole(0)
     shards.path(0).unlink()
     assert not shards.is_whole(0)
 
 
 def test_a_changed_shard_is_refused_with_both_hashes(tmp_path):
-    shards = Shards(tmp_path, "x", {})
+    shards = Shards(tmp_path, "x", Options(), {})
     shards.write(0, LINES, Counter())
     shards.path(0).write_text("{}\n")
     found = hashlib.sha256(b"{}\n").hexdigest()
@@ -60,7 +75,7 @@ def test_a_changed_shard_is_refused_with_both_hashes(tmp_path):
 
 
 def test_a_full_disk_leaves_no_shard_and_says_what_is_needed(tmp_path, request):
-    shards = Shards(tmp_path, "x", {})
+    shards = Shards(tmp_path, "x", Options(), {})
     big = [{"a": "b" * 1000}]
     request.getfixturevalue("no_room")
     with pytest.raises(CheckpointError, match=r"x-00000\.jsonl could not .*needs 0\.001 MB; free"):
@@ -70,23 +85,35 @@ def test_a_full_disk_leaves_no_shard_and_says_what_is_needed(tmp_path, request):
 
 
 def test_a_shard_whose_manifest_found_no_room_is_made_again(tmp_path, request):
-    shards = Shards(tmp_path, "x", {"long": "y" * 200})
+    shards = Shards(tmp_path, "x", Options(), {"long": "y" * 200})
     request.getfixturevalue("no_room")
     with pytest.raises(CheckpointError, match=r"manifest\.json could not be written"):
         shards.write(0, LINES, Counter(stop=2))
-    again = Shards(tmp_path, "x", {"long": "y" * 200})
+    again = Shards(tmp_path, "x", Options(), {"long": "y" * 200})
     assert again.path(0).is_file() and not again.is_whole(0)
 
 
 def test_another_origin_is_refused_only_when_something_would_be_lost(tmp_path):
-    Shards(tmp_path, "x", {"n": 1, "same": 0})
-    shards = Shards(tmp_path, "x", {"n": 2, "same": 0})
+    Shards(tmp_path, "x", Options(n=1), {"same": 0, "target": "s"})
+    shards = Shards(tmp_path, "x", Options(n=2), {"same": 0, "target": "t"})
     shards.write(0, LINES, Counter())
-    with pytest.raises(ConfigError, match=r"\(n: 2 then, 3 now\): use the same"):
-        Shards(tmp_path, "x", {"n": 3, "same": 0})
+    said = r"\(options\.n was 2 and is 3; target was 't' and is 'u'\): use the same"
+    with pytest.raises(ConfigError, match=said):
+        Shards(tmp_path, "x", Options(n=3), {"same": 0, "target": "u"})
+
+
+def test_an_option_that_a_record_does_not_name_yet_had_its_default(tmp_path):
+    Shards(tmp_path, "x", Before(n=2), {}).write(0, LINES, Counter())
+    assert Shards(tmp_path, "x", Options(n=2), {}).is_whole(0)
+    with pytest.raises(ConfigError, match=r"\(options\.seeds was \['a', 'b'\] and is \['c'\]\)"):
+        Shards(tmp_path, "x", Options(n=2, seeds=("c",)), {})
+    (tmp_path / MANIFEST).unlink()
+    Shards(tmp_path, "x", Options(n=2, seeds=("c",)), {}).write(0, LINES, Counter())
+    with pytest.raises(ConfigError, match=r"options\.seeds was \['c'\] and is None"):
+        Shards(tmp_path, "x", Before(n=2), {})
 
 
 def test_a_manifest_that_cannot_be_read_is_refused(tmp_path):
     (tmp_path / MANIFEST).write_text('{"options": {}}')
     with pytest.raises(CheckpointError, match="no manifest of this version"):
-        Shards(tmp_path, "x", {})
+        Shards(tmp_path, "x", Options(), {})

@@ -36,7 +36,7 @@ class Answers:
         prompts: Sequence[list[int]],
         *,
         max_tokens: int,
-        temperature: float,
+        temperatures: Sequence[float],
         seeds: Sequence[int],
     ) -> list[tuple[list[int], str]]:
         """Token ids and finish reason of each prompt, in order."""
@@ -46,7 +46,7 @@ class Answers:
             self._llm = self._start()
         params = [
             SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-            for seed in seeds
+            for temperature, seed in zip(temperatures, seeds, strict=True)
         ]
         given = self._llm.generate([list(ids) for ids in prompts], params)
         return [(one.token_ids, one.finish_reason) for one in given]

@@ -39,6 +39,13 @@ def train(
     made_up: Annotated[
         int, typer.Option("--made-up", help="Prompts that the target makes up besides.")
     ] = 0,
+    made_up_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--made-up-from",
+            help="How a made-up prompt begins; repeat it for several, taken in turn.",
+        ),
+    ] = None,
     max_answer_tokens: Annotated[
         int, typer.Option("--max-answer-tokens", help="Answers are cut there.")
     ] = 256,
@@ -47,6 +54,10 @@ def train(
     ] = 256,
     answer_temperature: Annotated[
         float, typer.Option("--answer-temperature", help="Of the target's answers; 0 = greedy.")
+    ] = 0.0,
+    greedy_share: Annotated[
+        float,
+        typer.Option("--greedy-share", help="Share of the prompts answered greedily all the same."),
     ] = 0.0,
     whole_answers: Annotated[
         bool, typer.Option("--whole-answers", help="Leave out answers cut by length or as a loop.")
@@ -104,7 +115,10 @@ def train(
     done.
     """
     from dflash_jax.training.corpus import CorpusOptions
+    from dflash_jax.training.made_up import PromptOptions
 
+    if made_up_from and not made_up:
+        raise typer.BadParameter("--made-up-from needs --made-up, the number of prompts")
     of_the_run = train_job.run_option_names()
     given = {name: value for name, value in locals().items() if name in of_the_run}
     corpus = CorpusOptions(
@@ -112,6 +126,7 @@ def train(
         max_answer_tokens=max_answer_tokens,
         keep_cut=not whole_answers,
         answer_temperature=answer_temperature,
+        greedy_share=greedy_share,
         seed=seed or 0,
     )
     work = work or drafter.with_name(drafter.name + ".work")
@@ -121,7 +136,7 @@ def train(
         drafter,
         work,
         begin_with,
-        made_up,
+        PromptOptions(made_up=made_up, seeds=tuple(made_up_from or ("",)), seed=seed or 0),
         corpus,
         max_batch_size,
         devices,

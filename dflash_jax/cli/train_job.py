@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dflash_jax import LLM
     from dflash_jax.config import DrafterConfig, TargetConfig
     from dflash_jax.training.corpus import CorpusOptions
+    from dflash_jax.training.made_up import PromptOptions
     from dflash_jax.training.options import TrainOptions
     from dflash_jax.training.trainer import Trained
     from dflash_jax.weights.layouts import Layout
@@ -32,7 +33,7 @@ class Job(NamedTuple):
     drafter: Path
     work: Path
     begin_with: Path | None
-    made_up: int
+    made_up: "PromptOptions"
     corpus: "CorpusOptions"
     max_batch_size: int | None
     devices: int
@@ -125,7 +126,7 @@ def planned(
     from dflash_jax.training.plan import plan_training
 
     longest = job.corpus.max_prompt_tokens + job.corpus.max_answer_tokens
-    texts = prompt_lines(job.prompts) + job.made_up
+    texts = prompt_lines(job.prompts) + job.made_up.made_up
     plan = plan_training(
         target, drafter, asked, documents=texts, longest=longest, devices=job.devices
     )
@@ -137,7 +138,6 @@ def train(job: Job, asked: "TrainOptions") -> "Trained":
     from dflash_jax import load_drafter
     from dflash_jax.cli.answers import Answers
     from dflash_jax.serving.loading import read_tokenizer
-    from dflash_jax.training.made_up import PromptOptions
     from dflash_jax.training.run import train_drafter
     from dflash_jax.weights.hub import resolve_model
     from dflash_jax.weights.vocabulary import with_whole_vocabulary
@@ -156,7 +156,7 @@ def train(job: Job, asked: "TrainOptions") -> "Trained":
             asked,
             engine=Answers(tokenizer, lambda: _answering(job, bars)),
             work_folder=job.work,
-            prompts=PromptOptions(made_up=job.made_up, seed=asked.seed),
+            prompts=job.made_up,
             corpus=job.corpus,
             begin_with=base,
             layout=job.layout,
@@ -170,7 +170,7 @@ def train(job: Job, asked: "TrainOptions") -> "Trained":
 def _answering(job: Job, bars: Bars) -> "LLM":
     """The engine that makes up prompts and answers them."""
     corpus = job.corpus
-    longest = max(corpus.max_answer_tokens, corpus.max_prompt_tokens if job.made_up else 0)
+    longest = max(corpus.max_answer_tokens, corpus.max_prompt_tokens if job.made_up.made_up else 0)
     return start_llm(
         job.target,
         None,

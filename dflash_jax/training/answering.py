@@ -53,12 +53,13 @@ class AnswerEngine(Protocol):
         prompts: Sequence[list[int]],
         *,
         max_tokens: int,
-        temperature: float,
+        temperatures: Sequence[float],
         seeds: Sequence[int],
     ) -> Sequence[tuple[list[int], str]]:
         """Token ids (end id included) and finish reason of each prompt, in order.
 
-        A prompt's answer may depend on its ids and its seed, not on what was answered before.
+        Each prompt has its own temperature (0 = greedy) and seed; its answer may depend on these
+        and on its ids, not on what was answered before.
         """
         ...
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dflash_jax.errors import RequestError
+from dflash_jax.errors import ConfigError, RequestError
 from dflash_jax.training.prompts import Prompt
 from dflash_jax.training.shards import Shards, read_lines
 
@@ -49,6 +49,8 @@ class CorpusOptions:
             of at most `max_period` tokens, three times and for at least `min_loop_tokens`.
         shard_size: prompts of a shard (its later turns come on top).
         answer_temperature: 0 = greedy.
+        greedy_share: share of the prompts, by their keys, that are answered greedily whatever
+            `answer_temperature` is: a drafter for both kinds of requests learns both.
         seed: of sampled answers; each prompt has its own, made from this and its tokens.
     """
 
@@ -60,7 +62,12 @@ class CorpusOptions:
     min_loop_tokens: int = 24
     shard_size: int = 1024
     answer_temperature: float = 0.0
+    greedy_share: float = 0.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.greedy_share <= 1:
+            raise ConfigError(f"greedy_share {self.greedy_share}: must be between 0 and 1")
 
 
 AnswerAll = Callable[[Sequence[Prompt]], Sequence[tuple[list[int], str]]]
@@ -72,8 +79,13 @@ Follow = Callable[[Prompt, Sequence[int]], Prompt | None]
 
 def prompt_seed(prompt: Prompt, seed: int) -> int:
     """The seed of a prompt's answer: the same wherever and whenever it is answered."""
-    digest = hashlib.sha256(f"{seed} {prompt.key}".encode()).digest()
-    return int.from_bytes(digest[: _SEED_BITS // 8], "big")
+    return _hashed(f"{seed} {prompt.key}")
+
+
+def prompt_temperature(prompt: Prompt, options: CorpusOptions) -> float:
+    """The temperature of a prompt's answer: 0 for a fixed choice of `greedy_share` of them."""
+    place = _hashed(f"{options.seed} greedy {prompt.key}") / 2**_SEED_BITS
+    return 0.0 if place < options.greedy_share else options.answer_temperature
 
 
 def loop_start(ids: Sequence[int], max_period: int, min_tokens: int) -> int | None:
@@ -139,11 +151,10 @@ def write_corpus(
     chosen = _distinct(prompts, options, counts)
     keys = ",".join(prompt.key for prompt in chosen)
     record = {
-        "options": dataclasses.asdict(options),
         "prompts": len(chosen),
         "prompts_sha256": hashlib.sha256(keys.encode()).hexdigest(),
     }
-    shards = Shards(folder, _STEM, record | dict(made_from or {}))
+    shards = Shards(folder, _STEM, options, record | dict(made_from or {}))
     for index in range(-(-len(chosen) // options.shard_size)):
         if shards.is_whole(index):
             continue
@@ -176,6 +187,10 @@ def shard_paths(folder: Path) -> list[Path]:
 def read_shard(path: Path) -> Iterator[Answer]:
     """The answers of one shard."""
     return (Answer(**line) for line in read_lines(path))
+
+
+def _hashed(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[: _SEED_BITS // 8], "big")
 
 
 def _answered(

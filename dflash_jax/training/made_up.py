@@ -32,6 +32,9 @@ class PromptOptions:
         temperature: at which they are sampled.
         seed: of the first one; each has its own.
         shard_size: prompts of a shard; a kill loses at most one shard.
+
+    Raises:
+        ConfigError: a number below 0, or no beginning.
     """
 
     made_up: int = 0
@@ -40,6 +43,12 @@ class PromptOptions:
     temperature: float = 1.0
     seed: int = 0
     shard_size: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.made_up < 0:
+            raise ConfigError(f"made_up {self.made_up}: must be at least 0")
+        if not self.seeds:
+            raise ConfigError('seeds is empty: ("",) makes prompts up from nothing')
 
 
 def before_user_text(tokenizer: ChatTokenizer) -> str:
@@ -71,8 +80,8 @@ def make_up_prompts(
     if not options.made_up:
         return []
     tokenizer = chat_tokenizer(engine)
-    record = {"options": dataclasses.asdict(options), "max_tokens": max_tokens}
-    shards = Shards(folder, _STEM, record | dict(made_from or {}))
+    record = {"max_tokens": max_tokens}
+    shards = Shards(folder, _STEM, options, record | dict(made_from or {}))
     made: list[Prompt] = []
     for index in range(-(-options.made_up // options.shard_size)):
         begin = index * options.shard_size
@@ -99,7 +108,7 @@ def _written(
     answers = engine.answers(
         asked,
         max_tokens=max_tokens,
-        temperature=options.temperature,
+        temperatures=[options.temperature] * len(asked),
         seeds=[_seed(options.seed, number) for number in numbers],
     )
     ends, counts, texts = set(tokenizer.eos_token_ids), Counter[str](), []

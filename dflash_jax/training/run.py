@@ -16,7 +16,13 @@ from jax.sharding import Mesh
 from dflash_jax.config import TargetConfig
 from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.training.answering import AnswerEngine, chat_tokenizer
-from dflash_jax.training.corpus import CorpusOptions, prompt_seed, shard_paths, write_corpus
+from dflash_jax.training.corpus import (
+    CorpusOptions,
+    prompt_seed,
+    prompt_temperature,
+    shard_paths,
+    write_corpus,
+)
 from dflash_jax.training.documents import Document
 from dflash_jax.training.export import export_drafter, model_card
 from dflash_jax.training.features import cache_features, corpus_documents, read_features
@@ -137,7 +143,7 @@ def _answers(
     return engine.answers(
         [prompt.ids for prompt in group],
         max_tokens=options.max_answer_tokens,
-        temperature=options.answer_temperature,
+        temperatures=[prompt_temperature(prompt, options) for prompt in group],
         seeds=[prompt_seed(prompt, options.seed) for prompt in group],
     )
 
@@ -145,8 +151,10 @@ def _answers(
 def _card(
     trained: Trained, target: str, work: Path, recipe: dict[str, object], corpus: CorpusOptions
 ) -> str:
-    greedy = corpus.answer_temperature == 0
-    how = "greedy" if greedy else f"at temperature {corpus.answer_temperature:g}"
+    how = "greedy"
+    if corpus.answer_temperature and corpus.greedy_share < 1:
+        how = f"at temperature {corpus.answer_temperature:g}"
+        how += f", {corpus.greedy_share:.0%} greedy" if corpus.greedy_share else ""
     shards = shard_paths(work / "corpus")
     held, real = trained.held_out, trained.real
     figures: dict[str, object] = (

@@ -14,6 +14,7 @@ from typing import Any
 
 from dflash_jax.errors import CheckpointError, ConfigError
 from dflash_jax.training.provenance import file_hash, versions
+from dflash_jax.training.records import differences, recorded, with_defaults
 
 MANIFEST = "manifest.json"
 
@@ -24,22 +25,25 @@ class Shards:
     Args:
         folder: made if it is not there.
         stem: shards are `STEM-00000.jsonl` and so on.
-        made_from: everything that decides what is in them, as JSON values.
+        options: a dataclass; with `made_from`, everything that decides what is in them.
+        made_from: JSON values.
 
     Raises:
         ConfigError: the folder was begun with something else; names every difference.
         CheckpointError: the manifest cannot be read or written.
     """
 
-    def __init__(self, folder: Path, stem: str, made_from: Mapping[str, Any]):
+    def __init__(self, folder: Path, stem: str, options: Any, made_from: Mapping[str, Any]):
         self._folder, self._stem = folder, stem
         self._manifest = folder / MANIFEST
-        wanted = json.loads(json.dumps(made_from))
+        wanted = {"options": recorded(options)} | json.loads(json.dumps(made_from))
         self._record: dict[str, Any] = {"made_from": wanted, "shards": {}}
         if self._manifest.is_file():
             begun = self._read()
             if begun["shards"]:  # before the first one, nothing is lost by beginning anew
-                _agree(folder, begun["made_from"], wanted)
+                then = begun["made_from"]
+                options_then = with_defaults(then.get("options", {}), type(options))
+                _agree(folder, then | {"options": options_then}, wanted)
                 self._record = begun
                 return
         try:
@@ -115,21 +119,12 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _agree(folder: Path, begun: dict[str, Any], wanted: dict[str, Any]) -> None:
-    differences = list(_differences(begun, wanted))
-    if differences:
+    different = differences(begun, wanted)
+    if different:
         raise ConfigError(
-            f"{folder} was begun with something else ({'; '.join(differences)}): use the same "
-            "prompts, target and options, or another folder"
+            f"{folder} was begun with something else ({'; '.join(different.values())}): use the "
+            "same prompts, target and options, or another folder"
         )
-
-
-def _differences(begun: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key in sorted(begun.keys() | wanted.keys()):
-        then, now = begun.get(key), wanted.get(key)
-        if isinstance(then, dict) and isinstance(now, dict):
-            yield from _differences(then, now, f"{prefix}{key}.")
-        elif then != now:
-            yield f"{prefix}{key}: {then} then, {now} now"
 
 
 def _write_text(path: Path, text: str) -> None:

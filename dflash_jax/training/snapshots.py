@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 
 from dflash_jax.errors import ConfigError
 from dflash_jax.training.options import TrainOptions
+from dflash_jax.training.records import differences, recorded, with_defaults
 from dflash_jax.training.step import TrainState
 
 log = logging.getLogger(__name__)
@@ -139,31 +140,24 @@ def _leaves(state: TrainState) -> dict[str, Any]:
 
 def _agree(path: Path, options: TrainOptions, data: dict[str, Any], at: int | None) -> None:
     """Compares with the record of the folder, or begins it. `at`: steps of the last checkpoint."""
-    wanted = json.loads(json.dumps(dataclasses.asdict(options) | data))
+    wanted = recorded(options) | data
     if not path.is_file():
         _write(path, wanted)
         return
-    # What the record does not name was added to the program later, and had its default.
-    begun = _defaults() | json.loads(path.read_text(encoding="utf-8"))
-    different = {k for k in begun.keys() | wanted.keys() if begun.get(k) != wanted.get(k)}
-    if different == {"steps"} and at is not None:
+    begun = with_defaults(json.loads(path.read_text(encoding="utf-8")), TrainOptions)
+    different = differences(begun, wanted)
+    if different.keys() == {"steps"} and at is not None:
         before = dataclasses.replace(options, steps=begun["steps"])
         if before.is_stable_at(at) and options.is_stable_at(at):
             log.info("%d steps in place of %d, from step %d", options.steps, before.steps, at)
             _write(path, wanted)
             return
     if different:
-        said = (f"{k} was {begun.get(k)!r} and is {wanted.get(k)!r}" for k in sorted(different))
         raise ConfigError(
-            f"{path.parent} was begun with other options ({'; '.join(said)}): resume with the same "
-            "ones, or train into another folder (steps alone may change, under schedule 'wsd' "
-            "between warm-up and decay)"
+            f"{path.parent} was begun with other options ({'; '.join(different.values())}): resume "
+            "with the same ones, or train into another folder (steps alone may change, under "
+            "schedule 'wsd' between warm-up and decay)"
         )
-
-
-def _defaults() -> dict[str, Any]:
-    fields = dataclasses.fields(TrainOptions)
-    return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
