@@ -6,6 +6,8 @@ A name is imported when it is first used: the command line prints its help witho
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dflash_jax.version import VERSION
+
 if TYPE_CHECKING:
     from dflash_jax.config import DrafterConfig, ResolvedConfig, ServeConfig, TargetConfig
     from dflash_jax.decoding.draft import Drafter, Proposal
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from dflash_jax.serving.request import Completion, DecodeStats, SamplingParams
     from dflash_jax.weights.load import load_drafter, load_target
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "LLM",

@@ -18,7 +18,6 @@ from block_truth import (
 from dflash_jax.errors import ConfigError
 from dflash_jax.training import head, losses, objective
 from dflash_jax.training.blocks import build_batch
-from dflash_jax.training.options import drafter_config
 from dflash_jax.training.trainer import train
 
 WIDTH = 4
@@ -192,10 +191,3 @@ def test_a_distilling_run_ends_with_figures_and_documents_without_a_teacher_are_
     spoiled = [documents[0]._replace(final=None), *documents[1:]]
     with pytest.raises(ConfigError, match="1 of 7 documents have no final hidden states"):
         train(model, spoiled, tmp_path / "other", options)
-
-
-def test_a_distill_weight_that_is_no_share_is_refused(model):
-    with pytest.raises(ConfigError, match="distill_weight 1.5: a share"):
-        drafter_config(model.config, tiny.options(loss="distill", distill_weight=1.5))
-    with pytest.raises(ConfigError, match="overlap_weight -0.1: a share"):
-        drafter_config(model.config, tiny.options(loss="distill", overlap_weight=-0.1))

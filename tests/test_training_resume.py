@@ -120,8 +120,10 @@ def test_a_run_stops_after_evaluations_without_a_better_figure(model, documents,
     for _ in range(2):  # a resume of a run that gave up does not go on
         trained = train(model, documents, tmp_path, options)
         assert (trained.steps, trained.best_step) == (3, 1)
-    with pytest.raises(ConfigError, match="patience 2 needs held-out documents, and held_out 0.0"):
-        train(model, documents, tmp_path / "none", tiny.options(patience=2))
+    with pytest.raises(
+        ConfigError, match="patience 2 needs held-out documents, and held_out 1e-09"
+    ):
+        train(model, documents, tmp_path / "none", tiny.options(patience=2, held_out=1e-9))
 
 
 def test_a_standing_counts_evaluations_since_the_best_and_keeps_the_earlier_of_equals():

@@ -4,12 +4,16 @@ import hashlib
 import importlib.metadata
 import json
 import resource
+import tomllib
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+import dflash_jax
 from dflash_jax.errors import CheckpointError, ConfigError
+from dflash_jax.serving.openapi import openapi_document
 from dflash_jax.training.shards import MANIFEST, Shards
 
 LINES = [{"a": 1}, {"a": 2}]
@@ -53,6 +57,23 @@ def test_the_manifest_names_hashes_versions_and_origin(tmp_path):
         "versions": {name: importlib.metadata.version(name) for name in ("dflash-jax", "jax")},
     }
     assert Shards(tmp_path, "x", Options(n=3), {"target": "t"}).counts == {"stop": 3, "loop": 1}
+
+
+def test_a_checkout_that_is_not_installed_knows_its_version(tmp_path, monkeypatch):
+    """A run from one failed at its first shard, after the answers were made."""
+    installed = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "dflash-jax":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    Shards(tmp_path, "x", Options(), {}).write(0, LINES, Counter())
+    document = openapi_document(max_body_bytes=1)
+    assert document["info"]["version"] == dflash_jax.__version__
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert project["version"] == dflash_jax.__version__
 
 
 def test_a_file_that_the_manifest_does_not_know_is_no_shard(tmp_path):

@@ -10,7 +10,7 @@ from dflash_jax.errors import ConfigError
 from dflash_jax.training import step
 from dflash_jax.training.blocks import build_batch
 from dflash_jax.training.optimizer import learning_rate
-from dflash_jax.training.options import TrainOptions, check_options, drafter_config
+from dflash_jax.training.options import TrainOptions, drafter_config
 from dflash_jax.training.start import start_drafter
 
 
@@ -85,21 +85,7 @@ def test_rates_warm_up_and_end_at_zero():
     assert _at(cosine, 5) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "devices", "message"),
-    [
-        ({"documents_per_step": 6, "accumulate": 4}, 1, "documents_per_step 6 .* multiple of 4"),
-        ({"documents_per_step": 4, "accumulate": 2}, 4, r"2 x 4 devices: use a multiple of 8"),
-        ({"steps": 0, "save_every": 0}, 1, "steps 0: at least 1; save_every 0: at least 1"),
-        ({"schedule": "wsd", "warmup": 0.5, "decay_share": 0.6}, 1, "leave no step of 10"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(changes, devices, message):
-    with pytest.raises(ConfigError, match=message):
-        check_options(tiny.options(**changes), devices)
-
-
 def test_a_mesh_without_the_axis_of_documents_is_refused():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("tensor",))
     with pytest.raises(ConfigError, match=r"axes \('tensor',\): .* named 'data'"):
-        step.shardings_of(mesh)
+        step.devices_of(mesh)

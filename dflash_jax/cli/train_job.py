@@ -99,11 +99,7 @@ def run_options(given: Mapping[str, Any], begin_with: "DrafterConfig | None") ->
 def checked(job: Job, given: dict[str, Any]) -> "tuple[TargetConfig, DrafterConfig, TrainOptions]":
     """What files and options can tell, before a backend starts."""
     from dflash_jax.config import DrafterConfig, TargetConfig
-    from dflash_jax.training.options import (
-        check_draft_vocabulary,
-        check_options,
-        drafter_config,
-    )
+    from dflash_jax.training.checks import checked_run
     from dflash_jax.weights.hub import resolve_model
 
     with Bars() as bars:
@@ -111,11 +107,9 @@ def checked(job: Job, given: dict[str, Any]) -> "tuple[TargetConfig, DrafterConf
     target = TargetConfig.from_folder(resolve_model(job.target))
     base = None if job.begin_with is None else DrafterConfig.from_folder(job.begin_with)
     asked = run_options(given, base)
-    drafter = base or drafter_config(target, asked)
-    check_options(asked, job.devices)
-    check_draft_vocabulary(asked, target.vocab_size)
-    if target.vocab_size <= asked.frequent + asked.extra:
-        asked = dataclasses.replace(asked, frequent=0)  # no rows are left to sample from
+    # The run trains the whole vocabulary of a drafter that has a reduced one (`train`).
+    whole = None if base is None else dataclasses.replace(base, draft_vocab_size=None)
+    drafter, asked = checked_run(target, asked, begin_with=whole, devices=job.devices)
     return target, drafter, asked
 
 

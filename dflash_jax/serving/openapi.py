@@ -1,10 +1,10 @@
 """The OpenAPI document at `/openapi.json`, from the very schemas that requests are checked with."""
 
-import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
 from dflash_jax.serving import openai_fields as fields
+from dflash_jax.version import VERSION
 
 _ERRORS = {
     400: "The request is wrong or asks for what is not supported; `param` names the field.",
@@ -31,7 +31,7 @@ def openapi_document(max_body_bytes: int) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "dflash_jax",
-            "version": importlib.metadata.version("dflash-jax"),
+            "version": VERSION,
             "description": "OpenAI-compatible completions, decoded with DFlash. Fields that are "
             "not listed are refused by name; null is the same as leaving a field out. Bodies have "
             f"{max_body_bytes} bytes at most.",

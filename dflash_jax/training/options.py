@@ -154,69 +154,6 @@ class TrainOptions:
         )
 
 
-# What counts cannot be below.
-_LEAST = {
-    "steps": 1,
-    "documents_per_step": 1,
-    "anchors_per_document": 1,
-    "accumulate": 1,
-    "pack": 1,
-    "evaluate_every": 1,
-    "save_every": 1,
-    "anchor_chunk": 0,
-    "frequent": 0,
-    "extra": 1,
-}
-
-
-def check_draft_vocabulary(options: TrainOptions, vocab_size: int) -> None:
-    """Refuses a draft vocabulary that a target cannot fill.
-
-    Raises:
-        ConfigError: says how many ids there are.
-    """
-    size = options.draft_vocab
-    if size is not None and not 1 <= size <= vocab_size:
-        raise ConfigError(
-            f"a draft vocabulary of {size} ids: the target has {vocab_size}, give 1 to {vocab_size}"
-        )
-
-
-def check_options(options: TrainOptions, devices: int = 1) -> None:
-    """Refuses numbers that contradict each other, all of them at once.
-
-    Args:
-        devices: of the mesh axis that documents are divided over.
-
-    Raises:
-        ConfigError: names every number that does not fit and what would.
-    """
-    findings = [
-        f"{name} {getattr(options, name)}: at least {least}"
-        for name, least in _LEAST.items()
-        if getattr(options, name) < least
-    ]
-    parts = max(options.accumulate, 1) * devices * max(options.pack, 1)
-    if options.documents_per_step % parts:
-        packed = f" x pack {options.pack}" if options.pack > 1 else ""
-        findings.append(
-            f"documents_per_step {options.documents_per_step} cannot be divided into accumulate "
-            f"{options.accumulate} x {devices} devices{packed}: use a multiple of {parts}"
-        )
-    findings += [
-        f"{name} {getattr(options, name)}: above 0"
-        for name in ("gamma", "clip")
-        if getattr(options, name) <= 0
-    ]
-    if options.schedule == "wsd" and options.warmup_steps + options.decay_steps > options.steps:
-        findings.append(
-            f"warmup {options.warmup} and decay_share {options.decay_share} leave no step of "
-            f"{options.steps}: lower one of them"
-        )
-    if findings:
-        raise ConfigError("; ".join(findings))
-
-
 def drafter_config(target: TargetConfig, options: TrainOptions) -> DrafterConfig:
     """The drafter that `options` describe for a target: its widths, heads, rotary and positions.
 
@@ -233,16 +170,6 @@ def drafter_config(target: TargetConfig, options: TrainOptions) -> DrafterConfig
         )
     if options.block_size < 2:
         raise ConfigError(f"block_size {options.block_size}: at least 2, the anchor and one draft")
-    if not 0.0 <= options.distill_weight <= 1.0:
-        raise ConfigError(
-            f"distill_weight {options.distill_weight}: a share, 0 (labels only) to 1 (the target's "
-            "distribution only)"
-        )
-    if not 0.0 <= options.overlap_weight <= 1.0:
-        raise ConfigError(
-            f"overlap_weight {options.overlap_weight}: a share, 0 (divergence only) to 1 (overlap "
-            "only)"
-        )
     if options.sliding_window is not None and options.sliding_window < options.block_size:
         raise ConfigError(
             f"sliding_window {options.sliding_window} is shorter than a block of "

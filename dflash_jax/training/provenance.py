@@ -7,6 +7,8 @@ import hashlib
 import importlib.metadata
 from pathlib import Path
 
+from dflash_jax.version import VERSION
+
 _SAMPLES, _SAMPLE_BYTES = 64, 2**16
 _WHOLE_BYTES = _SAMPLES * _SAMPLE_BYTES
 _READ = (".json", ".jinja", ".model", ".txt")
@@ -19,8 +21,8 @@ def file_hash(path: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what computes answers."""
-    return {name: importlib.metadata.version(name) for name in ("dflash-jax", "jax")}
+    """Of what computes answers; this code's own, installed or not."""
+    return {"dflash-jax": VERSION, "jax": importlib.metadata.version("jax")}
 
 
 def target_identity(folder: Path) -> dict[str, str]:

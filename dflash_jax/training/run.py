@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from dflash_jax.config import TargetConfig
 from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.training.answering import AnswerEngine, chat_tokenizer
+from dflash_jax.training.checks import checked_run
 from dflash_jax.training.corpus import (
     CorpusOptions,
     prompt_seed,
@@ -28,9 +29,10 @@ from dflash_jax.training.export import export_drafter, model_card
 from dflash_jax.training.features import cache_features, corpus_documents, read_features
 from dflash_jax.training.feed import answer_counts
 from dflash_jax.training.made_up import PromptOptions, make_up_prompts
-from dflash_jax.training.options import TrainOptions, check_draft_vocabulary, drafter_config
+from dflash_jax.training.options import TrainOptions
 from dflash_jax.training.prompts import Prompt, next_turn, prompts_from_file
 from dflash_jax.training.provenance import target_identity
+from dflash_jax.training.step import devices_of
 from dflash_jax.training.trainer import Progress, Trained, train
 from dflash_jax.weights.layouts import Layout, in_layout, read_tables
 from dflash_jax.weights.load import load_target
@@ -76,11 +78,12 @@ def train_drafter(
     """
     prompts, corpus = prompts or PromptOptions(), corpus or CorpusOptions()
     target_config = TargetConfig.from_folder(target_folder)
-    check_draft_vocabulary(options, target_config.vocab_size)
-    if begin_with is None:
-        config = drafter_config(target_config, options)
-    else:
-        config, options = begin_with.config, options.with_shape_of(begin_with.config)
+    config, options = checked_run(
+        target_config,
+        options,
+        begin_with=None if begin_with is None else begin_with.config,
+        devices=devices_of(mesh),
+    )
     made_from = {"target": target_identity(target_folder)}
     asked = list(prompts_from_file(prompts_file, chat_tokenizer(engine)))
     longest = corpus.max_prompt_tokens

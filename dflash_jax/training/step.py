@@ -62,17 +62,24 @@ class Shardings(NamedTuple):
     documents: NamedSharding
 
 
-def shardings_of(mesh: Mesh) -> Shardings:
-    """How a mesh holds a training step.
+def devices_of(mesh: Mesh | None) -> int:
+    """How many devices the documents of a step are divided over.
 
     Raises:
         ConfigError: the mesh has no axis "data".
     """
+    if mesh is None:
+        return 1
     if DATA_AXIS not in mesh.shape:
         raise ConfigError(
             f"the mesh has the axes {tuple(mesh.shape)}: training divides documents over an axis "
             f"named {DATA_AXIS!r}"
         )
+    return mesh.shape[DATA_AXIS]
+
+
+def shardings_of(mesh: Mesh) -> Shardings:
+    """How a mesh with an axis "data" holds a training step."""
     whole, divided = PartitionSpec(), PartitionSpec(DATA_AXIS)
     return Shardings(NamedSharding(mesh, whole), NamedSharding(mesh, divided))
 

@@ -17,21 +17,15 @@ from jax.sharding import Mesh
 
 from dflash_jax.errors import ConfigError
 from dflash_jax.models import DFlashDrafter, Target
-from dflash_jax.planning import rules
 from dflash_jax.training import step
 from dflash_jax.training.blocks import BlockBatch
+from dflash_jax.training.checks import checked_run
 from dflash_jax.training.documents import Document, check_features, check_final
 from dflash_jax.training.feed import Feed
 from dflash_jax.training.head import Candidates
 from dflash_jax.training.held_out import HeldOut, held_out_figures
 from dflash_jax.training.identity import documents_hash, parameters_hash
-from dflash_jax.training.options import (
-    TrainingError,
-    TrainOptions,
-    check_draft_vocabulary,
-    check_options,
-    drafter_config,
-)
+from dflash_jax.training.options import TrainingError, TrainOptions
 from dflash_jax.training.real_rounds import RealAcceptance, RealRounds, chosen_prompts
 from dflash_jax.training.run_log import RunLog
 from dflash_jax.training.snapshots import Snapshots, Standing
@@ -92,23 +86,14 @@ def train(
             with that has a vocabulary or tables of its own.
         TrainingError: a loss or gradient that is not finite; names step, documents and tensor.
     """
-    if begin_with is not None:
-        given = begin_with.config
-        options = options.with_shape_of(given)
-        if findings := rules.wrong_pair(target.config, given):
-            raise ConfigError("; ".join(findings))
-        if given.draft_vocab_size or given.has_embed_tokens or given.has_lm_head:
-            raise ConfigError(
-                "a drafter with a reduced vocabulary or its own embedding or head is not trained: "
-                "begin with the one that borrows them (weights.vocabulary.with_whole_vocabulary); "
-                "the option draft_vocab reduces the vocabulary again"
-            )
-    shardings = None if mesh is None else step.shardings_of(mesh)
-    check_options(options, 1 if mesh is None else mesh.shape[step.DATA_AXIS])
-    check_draft_vocabulary(options, target.config.vocab_size)
-    drafter = begin_with or start_drafter(
-        drafter_config(target.config, options), target, init=options.init, seed=options.seed
+    config, options = checked_run(
+        target.config,
+        options,
+        begin_with=None if begin_with is None else begin_with.config,
+        devices=step.devices_of(mesh),
     )
+    shardings = None if mesh is None else step.shardings_of(mesh)
+    drafter = begin_with or start_drafter(config, target, init=options.init, seed=options.seed)
     if options.features == "cached":
         taps = len(drafter.config.target_layer_ids)
         check_features(documents, taps, target.config.hidden_size)

@@ -1,0 +1,3 @@
+"""The version of this code, installed or not."""
+
+VERSION = "0.1.0"
