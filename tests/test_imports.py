@@ -21,7 +21,7 @@ PACKAGE = "dflash_jax"
 
 # From the bottom up. A folder imports from lower rows only, never from its own row's neighbours.
 LAYERS = (
-    ("errors", "version"),
+    ("errors", "progress", "version"),
     ("config",),
     ("arena",),
     ("models",),

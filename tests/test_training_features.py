@@ -36,8 +36,13 @@ def made(tmp_path):
 
 
 def test_cached_features_are_the_targets_own(model, made, tmp_path):
-    features.cache_features(model, made, tmp_path / "f", tiny.TAPS, batch_size=2)
+    told: list[tuple[str, int, int]] = []
+    features.cache_features(
+        model, made, tmp_path / "f", tiny.TAPS, batch_size=2, progress=lambda *at: told.append(at)
+    )
     documents = features.read_features(tmp_path / "f")
+    sums = np.cumsum([len(document.ids) for document in documents]).tolist()
+    assert told == [("features", done, sums[-1]) for done in sums]  # across both shards
     answers = [a for path in corpus.shard_paths(made) for a in corpus.read_shard(path)]
     assert len(documents) == len(answers) == 5
     for document, answer in zip(documents, answers, strict=True):

@@ -1,9 +1,11 @@
 """Progress bars on stderr, fed by the library's `progress(stage, done, total)` callbacks.
 
-One bar a stage, in the order in which the stages report. The library names stages, this file says
-what they are called on the terminal; nothing here measures anything.
+One bar a stage, in the order in which the stages report; where stderr is no terminal, as in the
+background, a line a minute in their place. The library names stages, this file says what they are
+called; nothing here measures anything.
 """
 
+import time
 from types import TracebackType
 
 from rich.progress import (
@@ -18,7 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from dflash_jax.cli.terminal import STDERR
+from dflash_jax.cli.terminal import STDERR, note
 
 LABELS = {
     "download": "fetching the demo model",
@@ -28,8 +30,10 @@ LABELS = {
     "compile": "compiling",
     "generate": "generating",
     "measure": "measuring",
+    "features": "tokens with features",
     "train": "training",
 }
+SECONDS_BETWEEN_LINES = 60
 IN_BYTES = ("download", "check", "convert")
 
 
@@ -51,10 +55,11 @@ class Bars:
         )
         self._tasks: dict[str, TaskID] = {}
         self._live = False
+        self._said = time.monotonic()
 
     def __enter__(self) -> "Bars":
         self._progress.start()
-        self._live = True
+        self._live, self._said = True, time.monotonic()
         return self
 
     def __exit__(
@@ -78,6 +83,10 @@ class Bars:
                 label, total=total or None, in_bytes=stage in IN_BYTES
             )
         self._progress.update(self._tasks[stage], completed=done, total=total or None)
+        if not STDERR.is_terminal and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
+            self._said = time.monotonic()
+            task = next(task for task in self._progress.tasks if task.id == self._tasks[stage])
+            note(f"{task.description} {_Amount().render(task)}".rstrip())
 
     def _finish_unknown(self) -> None:
         """A stage whose total was never known ends when the next one begins."""

@@ -7,7 +7,7 @@ compiled at start; compiles after that are counted.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -39,13 +39,12 @@ from dflash_jax.decoding.state import (
 )
 from dflash_jax.models import DFlashDrafter, Target
 from dflash_jax.planning.buckets import chunk_buckets, row_buckets
+from dflash_jax.progress import Progress
 from dflash_jax.serving.compiles import CompileCounter
 from dflash_jax.serving.opening import Answer, make_opening
 from dflash_jax.serving.request import SamplingParams
 
 logger = logging.getLogger(__name__)
-
-Progress = Callable[[str, int, int], None]
 
 
 class Arenas(NamedTuple):

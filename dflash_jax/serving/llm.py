@@ -21,10 +21,11 @@ from dflash_jax.planning.measured import measure
 from dflash_jax.planning.options import serve_config
 from dflash_jax.planning.plan import MemoryPlan, refuse_unfit
 from dflash_jax.planning.resolve import on_platform
+from dflash_jax.progress import Progress
 from dflash_jax.serving.allocation import announce, explained
 from dflash_jax.serving.batch import Batch, Update
 from dflash_jax.serving.counters import Load
-from dflash_jax.serving.engine import Arenas, Engine, Progress
+from dflash_jax.serving.engine import Arenas, Engine
 from dflash_jax.serving.flight import LastRound
 from dflash_jax.serving.intake import Intake, Prompt, listed, refused
 from dflash_jax.serving.loading import (

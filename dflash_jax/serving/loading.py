@@ -12,7 +12,8 @@ import jax
 
 from dflash_jax.config import ResolvedConfig
 from dflash_jax.errors import ConfigError
-from dflash_jax.serving.engine import Progress, compile_engine
+from dflash_jax.progress import Progress
+from dflash_jax.serving.engine import compile_engine
 from dflash_jax.serving.planner import Pair
 from dflash_jax.serving.text import Tokenizer
 from dflash_jax.weights.load import check_files, load_drafter, load_target, unloaded

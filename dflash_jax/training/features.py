@@ -21,6 +21,7 @@ from flax import nnx
 
 from dflash_jax.errors import CheckpointError
 from dflash_jax.models import Target
+from dflash_jax.progress import Progress
 from dflash_jax.training.corpus import Answer, read_shard, shard_paths
 from dflash_jax.training.documents import Document
 from dflash_jax.training.provenance import file_hash
@@ -48,11 +49,13 @@ def cache_features(
     *,
     batch_size: int = COMPUTED_AT_A_TIME,
     keep_final: bool = False,
+    progress: Progress | None = None,
 ) -> None:
     """Computes the shards that `folder` lacks; logs their size before it starts.
 
     A shard that was made from another corpus shard or with other layer ids is made again, as is one
-    without the final hidden states where `keep_final` asks for them.
+    without the final hidden states where `keep_final` asks for them. `progress` counts tokens, as
+    the stage "features".
 
     Raises:
         CheckpointError: the corpus has no shard, or the disk is full (nothing half-written is
@@ -76,11 +79,14 @@ def cache_features(
         size / 1e9,
         tokens * pace,
     )
+    done = 0
     for path in missing:
         answers = list(read_shard(path))
         made_from = _made_from(path, layer_ids) | {"final": width if keep_final else 0}
-        rows = _in_order(run, [a.prompt_ids + a.answer_ids for a in answers], batch_size)
+        texts = [a.prompt_ids + a.answer_ids for a in answers]
+        rows = _counted(_in_order(run, texts, batch_size), texts, done, tokens, progress)
         write_shard(_index_path(folder, path), answers, made_from, rows)
+        done += sum(map(len, texts))
 
 
 def corpus_documents(corpus: Path) -> list[Document]:
@@ -250,6 +256,21 @@ def _in_order(run, sequences: Sequence[_Ids], batch_size: int) -> Iterator[np.nd
     for begin in range(0, len(sequences), batch_size):
         group = sequences[begin : begin + batch_size]
         yield from run(_padded(group, batch_size))[: len(group)]
+
+
+def _counted(
+    rows: Iterator[np.ndarray],
+    texts: Sequence[_Ids],
+    done: int,
+    total: int,
+    progress: Progress | None,
+) -> Iterator[np.ndarray]:
+    """The rows as they are; tells after each text how many tokens have theirs."""
+    for row, text in zip(rows, texts, strict=True):
+        yield row
+        done += len(text)
+        if progress is not None:
+            progress("features", done, total)
 
 
 def _padded(sequences: Sequence[_Ids], batch_size: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from dflash_jax.config import TargetConfig
 from dflash_jax.models import DFlashDrafter, Target
+from dflash_jax.progress import Progress
 from dflash_jax.training.answering import AnswerEngine, chat_tokenizer
 from dflash_jax.training.checks import checked_run
 from dflash_jax.training.corpus import (
@@ -33,7 +34,7 @@ from dflash_jax.training.options import TrainOptions
 from dflash_jax.training.prompts import Prompt, next_turn, prompts_from_file
 from dflash_jax.training.provenance import target_identity
 from dflash_jax.training.step import devices_of
-from dflash_jax.training.trainer import Progress, Trained, train
+from dflash_jax.training.trainer import Trained, train
 from dflash_jax.weights.layouts import Layout, in_layout, read_tables
 from dflash_jax.weights.load import load_target
 from dflash_jax.weights.vocabulary import draft_ids
@@ -99,7 +100,7 @@ def train_drafter(
     engine.close()
     log.info("answers: %s", dict(counts))
     target = load_target(target_folder, dtype="float32")
-    documents = _documents(target, work_folder, config.target_layer_ids, options)
+    documents = _documents(target, work_folder, config.target_layer_ids, options, progress)
     trained = train(
         target,
         documents,
@@ -130,13 +131,20 @@ def _vocabulary(drafter: DFlashDrafter, documents: Sequence[Document]) -> str:
 
 
 def _documents(
-    target: Target, work: Path, layer_ids: Sequence[int], options: TrainOptions
+    target: Target,
+    work: Path,
+    layer_ids: Sequence[int],
+    options: TrainOptions,
+    progress: Progress | None,
 ) -> list[Document]:
     """The corpus with cached features, or without where each step computes its own."""
     if options.features == "computed":
         return corpus_documents(work / "corpus")
     features = work / "features"
-    cache_features(target, work / "corpus", features, layer_ids, keep_final=options.keeps_final)
+    keep_final = options.keeps_final
+    cache_features(
+        target, work / "corpus", features, layer_ids, keep_final=keep_final, progress=progress
+    )
     return read_features(features)
 
 

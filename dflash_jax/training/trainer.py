@@ -7,7 +7,7 @@ what is written for others to load is `export.py`.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from dflash_jax.errors import ConfigError
 from dflash_jax.models import DFlashDrafter, Target
+from dflash_jax.progress import Progress
 from dflash_jax.training import step
 from dflash_jax.training.blocks import BlockBatch
 from dflash_jax.training.checks import checked_run
@@ -33,8 +34,6 @@ from dflash_jax.training.start import start_drafter
 from dflash_jax.weights.vocabulary import with_draft_vocabulary
 
 log = logging.getLogger(__name__)
-
-Progress = Callable[[str, int, int], None]
 
 _LOG_EVERY = 10
 

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dflash_jax.errors import CheckpointError, DownloadError
-from dflash_jax.weights.fetch import Progress, Source, fetch_gguf
+from dflash_jax.progress import Progress
+from dflash_jax.weights.fetch import Source, fetch_gguf
 from dflash_jax.weights.gguf import CONVERTER_VERSION, convert_gguf
 
 TARGET_NAME = "smollm2-135m-instruct"

@@ -11,16 +11,13 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from dflash_jax.errors import DownloadError
+from dflash_jax.progress import Progress
 
 logger = logging.getLogger(__name__)
-
-Progress = Callable[[str, int, int], None]
-"""Called as `progress(stage, done, total)`, both in bytes; a total of 0 means unknown."""
 
 CHUNK = 1 << 20
 

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dflash_jax.errors import CheckpointError
-from dflash_jax.weights.fetch import Progress
+from dflash_jax.progress import Progress
 from dflash_jax.weights.gguf_file import GgufFile
 from dflash_jax.weights.gguf_tokenizer import tokenizer_config, tokenizer_json
 
