@@ -91,7 +91,7 @@ def test_a_run_on_two_devices_writes_events_and_another_goes_on_from_its_drafter
         (("--mask-token-id", 900), "mask_token_id 900 is outside the vocabulary of 261"),
         (("--layers", 9), "num_layers 9"),
         (("--block-size", 1), "block_size 1"),
-        (("--made-up", -1), "made_up -1: must be at least 0"),
+        (("--made-up", -1), "made_up -1: at least 0"),
         (("--made-up-from", "Write"), "--made-up-from needs --made-up"),
         (("--greedy-share", 2), "greedy_share 2.0: must be between 0 and 1"),
     ],
@@ -128,7 +128,7 @@ def test_every_field_of_the_run_is_an_option(
     beside = ("--layout", "speculators", "--draft-vocab", 99, "--tensorboard", "--json")
     made_up = ("--made-up", 14, "--made-up-from", "Write me", "--made-up-from", "")
     texts = "--max-answer-tokens 30 --whole-answers --answer-temperature 0.5 --greedy-share 0.25"
-    words = f"{words} {texts}"
+    words = f"{words} {texts} --min-answer-tokens 3 --shard-prompts 40"
     ran = run("train", target, prompts, tmp_path / "new", *words.split(), *beside, *made_up)
     assert ran.code == 0, ran.stderr
     ((options, others),) = asked
@@ -176,9 +176,17 @@ def test_every_field_of_the_run_is_an_option(
         "seed": 13,
     }
     assert (others["layout"], others["tensorboard"]) == ("speculators", True)
-    assert others["prompts"] == PromptOptions(made_up=14, seeds=("Write me", ""), seed=13)
+    assert others["prompts"] == PromptOptions(
+        made_up=14, seeds=("Write me", ""), seed=13, shard_size=40
+    )
     assert others["corpus"] == CorpusOptions(
-        max_answer_tokens=30, keep_cut=False, answer_temperature=0.5, greedy_share=0.25, seed=13
+        max_answer_tokens=30,
+        min_answer_tokens=3,
+        keep_cut=False,
+        shard_size=40,
+        answer_temperature=0.5,
+        greedy_share=0.25,
+        seed=13,
     )
     ran = run("train", target, prompts, tmp_path / "new", *OPTIONS, "--draft-vocab", 999)
     assert ran.code == 2 and "a draft vocabulary of 999 ids" in " ".join(ran.stderr.split())

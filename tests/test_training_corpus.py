@@ -1,6 +1,8 @@
 """Tests of `training/corpus.py`: loops, filters, conversations, and what a resume does."""
 
+import dataclasses
 import json
+import math
 
 import pytest
 
@@ -191,7 +193,26 @@ def test_a_share_of_the_prompts_is_answered_greedily_always_the_same_ones():
         assert {corpus.prompt_temperature(prompt, edge) for prompt in prompts} == found
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+@pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
 def test_a_share_that_is_none_is_refused(share):
     with pytest.raises(ConfigError, match="greedy_share .*between 0 and 1"):
         CorpusOptions(greedy_share=share)
+
+
+NUMBERS = [
+    (f.name, f.type(-1)) for f in dataclasses.fields(CorpusOptions) if f.type in (int, float)
+]
+
+
+@pytest.mark.parametrize(("name", "below"), NUMBERS)
+def test_no_number_of_a_corpus_may_be_below_what_it_counts(name, below):
+    with pytest.raises(ConfigError, match=rf"{name} {below}: (at least|must be)"):
+        CorpusOptions(**{name: below})
+
+
+def test_a_corpus_that_would_be_empty_is_refused_before_a_prompt_is_answered():
+    with pytest.raises(ConfigError, match="shard_size 0: at least 1; min_answer_tokens 10 is abo"):
+        CorpusOptions(max_answer_tokens=9, shard_size=0)
+    for value in (math.nan, math.inf):
+        with pytest.raises(ConfigError, match=f"answer_temperature {value}: "):
+            CorpusOptions(answer_temperature=value)

@@ -1,5 +1,7 @@
 """Tests of `training/made_up.py`: prompts that the target writes, dropped, kept and resumed."""
 
+import math
+
 import pytest
 
 from dflash_jax.errors import ConfigError
@@ -73,7 +75,10 @@ def test_a_template_that_drops_the_users_text_is_refused():
 
 
 def test_prompt_options_that_ask_for_nothing_possible_are_refused():
-    with pytest.raises(ConfigError, match="made_up -1: must be at least 0"):
-        PromptOptions(made_up=-1)
+    with pytest.raises(ConfigError, match="made_up -1: at least 0; shard_size 0: at least 1"):
+        PromptOptions(made_up=-1, shard_size=0)
     with pytest.raises(ConfigError, match="seeds is empty"):
         PromptOptions(made_up=1, seeds=())
+    for value in (math.nan, math.inf):
+        with pytest.raises(ConfigError, match=f"temperature {value}: "):
+            PromptOptions(made_up=1, temperature=value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_jax.cli import options, output, train_job, train_options
+from dflash_jax.cli import corpus_options, options, output, train_job, train_options
 from dflash_jax.cli.convert import Layout
 from dflash_jax.cli.logs import notes_shown
 from dflash_jax.cli.train_plan import show_plan
@@ -36,32 +36,15 @@ def train(
         Path | None,
         typer.Option("--work", help="Corpus, features, checkpoints; default: DRAFTER.work."),
     ] = None,
-    made_up: Annotated[
-        int, typer.Option("--made-up", help="Prompts that the target makes up besides.")
-    ] = 0,
-    made_up_from: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--made-up-from",
-            help="How a made-up prompt begins; repeat it for several, taken in turn.",
-        ),
-    ] = None,
-    max_answer_tokens: Annotated[
-        int, typer.Option("--max-answer-tokens", help="Answers are cut there.")
-    ] = 256,
-    max_prompt_tokens: Annotated[
-        int, typer.Option("--max-prompt-tokens", help="Longer prompts are left out, and counted.")
-    ] = 256,
-    answer_temperature: Annotated[
-        float, typer.Option("--answer-temperature", help="Of the target's answers; 0 = greedy.")
-    ] = 0.0,
-    greedy_share: Annotated[
-        float,
-        typer.Option("--greedy-share", help="Share of the prompts answered greedily all the same."),
-    ] = 0.0,
-    whole_answers: Annotated[
-        bool, typer.Option("--whole-answers", help="Leave out answers cut by length or as a loop.")
-    ] = False,
+    made_up: corpus_options.MadeUp = 0,
+    made_up_from: corpus_options.MadeUpFrom = None,
+    max_answer_tokens: corpus_options.MaxAnswerTokens = 256,
+    min_answer_tokens: corpus_options.MinAnswerTokens = 10,
+    max_prompt_tokens: corpus_options.MaxPromptTokens = 256,
+    answer_temperature: corpus_options.AnswerTemperature = 0.0,
+    greedy_share: corpus_options.GreedyShare = 0.0,
+    whole_answers: corpus_options.WholeAnswers = False,
+    shard_prompts: corpus_options.ShardPrompts = 1024,
     max_batch_size: options.MaxBatchSizeOption = None,
     layers: train_options.Layers = None,
     taps: train_options.Taps = None,
@@ -124,7 +107,9 @@ def train(
     corpus = CorpusOptions(
         max_prompt_tokens=max_prompt_tokens,
         max_answer_tokens=max_answer_tokens,
+        min_answer_tokens=min_answer_tokens,
         keep_cut=not whole_answers,
+        shard_size=shard_prompts,
         answer_temperature=answer_temperature,
         greedy_share=greedy_share,
         seed=seed or 0,
@@ -136,7 +121,12 @@ def train(
         drafter,
         work,
         begin_with,
-        PromptOptions(made_up=made_up, seeds=tuple(made_up_from or ("",)), seed=seed or 0),
+        PromptOptions(
+            made_up=made_up,
+            seeds=tuple(made_up_from or ("",)),
+            seed=seed or 0,
+            shard_size=shard_prompts,
+        ),
         corpus,
         max_batch_size,
         devices,

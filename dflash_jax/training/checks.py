@@ -2,7 +2,8 @@
 
 import dataclasses
 import typing
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from dflash_jax.config import DrafterConfig, TargetConfig
 from dflash_jax.errors import ConfigError
@@ -85,6 +86,15 @@ def checked_run(
     return begin_with or drafter_config(target, options), options
 
 
+def too_low(given: Mapping[str, Any], least: Mapping[str, int]) -> list[str]:
+    """A sentence on each number of `given` that is below what it must be at least, or a NaN."""
+    return [
+        f"{name} {given[name]}: at least {bound}"
+        for name, bound in least.items()
+        if given[name] is not None and not given[name] >= bound
+    ]
+
+
 def _of_the_options(options: TrainOptions, devices: int) -> list[str]:
     """What is wrong with the numbers whatever the target is."""
     given = dataclasses.asdict(options)
@@ -93,12 +103,7 @@ def _of_the_options(options: TrainOptions, devices: int) -> list[str]:
         for name, hint in typing.get_type_hints(TrainOptions).items()
         if typing.get_origin(hint) is Literal and given[name] not in typing.get_args(hint)
     ]
-    # Written so that a NaN is refused too.
-    findings += [
-        f"{name} {given[name]}: at least {least}"
-        for name, least in _LEAST.items()
-        if given[name] is not None and not given[name] >= least
-    ]
+    findings += too_low(given, _LEAST)
     findings += [
         f"{name} {given[name]}: above 0" for name in ("gamma", "clip") if not given[name] > 0
     ]

@@ -11,12 +11,14 @@ come from `prompts.py` and `made_up.py`, the folder is `shards.py`'s, tokens to 
 import dataclasses
 import hashlib
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_jax.errors import ConfigError, RequestError
+from dflash_jax.training.checks import too_low
 from dflash_jax.training.prompts import Prompt
 from dflash_jax.training.shards import Shards, read_lines
 
@@ -24,6 +26,16 @@ log = logging.getLogger(__name__)
 
 _STEM = "corpus"
 _SEED_BITS = 32
+_LEAST = {
+    "max_prompt_tokens": 1,
+    "max_answer_tokens": 1,
+    "min_answer_tokens": 1,
+    "max_period": 1,
+    "min_loop_tokens": 1,
+    "shard_size": 1,
+    "answer_temperature": 0,
+    "seed": 0,
+}
 
 
 class Answer(NamedTuple):
@@ -52,6 +64,9 @@ class CorpusOptions:
         greedy_share: share of the prompts, by their keys, that are answered greedily whatever
             `answer_temperature` is: a drafter for both kinds of requests learns both.
         seed: of sampled answers; each prompt has its own, made from this and its tokens.
+
+    Raises:
+        ConfigError: numbers that no corpus can have; names every one.
     """
 
     max_prompt_tokens: int = 256
@@ -66,8 +81,18 @@ class CorpusOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        findings = too_low(vars(self), _LEAST)
+        if not math.isfinite(self.answer_temperature):
+            findings.append(f"answer_temperature {self.answer_temperature}: a finite number")
         if not 0 <= self.greedy_share <= 1:
-            raise ConfigError(f"greedy_share {self.greedy_share}: must be between 0 and 1")
+            findings.append(f"greedy_share {self.greedy_share}: must be between 0 and 1")
+        if self.min_answer_tokens > self.max_answer_tokens:
+            findings.append(
+                f"min_answer_tokens {self.min_answer_tokens} is above max_answer_tokens "
+                f"{self.max_answer_tokens}: every answer would be too short"
+            )
+        if findings:
+            raise ConfigError("; ".join(findings))
 
 
 AnswerAll = Callable[[Sequence[Prompt]], Sequence[tuple[list[int], str]]]

@@ -6,6 +6,7 @@ user's, so an answered prompt is what a server would be asked.
 
 import dataclasses
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,12 +14,14 @@ from typing import Any
 
 from dflash_jax.errors import ConfigError
 from dflash_jax.training.answering import AnswerEngine, ChatTokenizer, chat_tokenizer
+from dflash_jax.training.checks import too_low
 from dflash_jax.training.prompts import Prompt, user_prompt
 from dflash_jax.training.shards import Shards, read_lines
 
 _MARKER = "@@@"
 _STEM = "prompts"
 SOURCE = "made up"
+_LEAST = {"made_up": 0, "min_tokens": 1, "temperature": 0, "seed": 0, "shard_size": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +37,7 @@ class PromptOptions:
         shard_size: prompts of a shard; a kill loses at most one shard.
 
     Raises:
-        ConfigError: a number below 0, or no beginning.
+        ConfigError: numbers that cannot be, or no beginning; names every one.
     """
 
     made_up: int = 0
@@ -45,10 +48,13 @@ class PromptOptions:
     shard_size: int = 1024
 
     def __post_init__(self) -> None:
-        if self.made_up < 0:
-            raise ConfigError(f"made_up {self.made_up}: must be at least 0")
+        findings = too_low(vars(self), _LEAST)
+        if not math.isfinite(self.temperature):
+            findings.append(f"temperature {self.temperature}: a finite number")
         if not self.seeds:
-            raise ConfigError('seeds is empty: ("",) makes prompts up from nothing')
+            findings.append('seeds is empty: ("",) makes prompts up from nothing')
+        if findings:
+            raise ConfigError("; ".join(findings))
 
 
 def before_user_text(tokenizer: ChatTokenizer) -> str:
